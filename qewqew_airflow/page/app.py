@@ -12,6 +12,7 @@ act on batches        PUT on connection   return, put-back, drop
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import json
@@ -29,17 +30,30 @@ from airflow.models.connection import Connection
 from airflow.models.log import Log
 from airflow.utils.session import create_session
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import task_of
 from qewqew_airflow.page import preview
 from qewqew_airflow.page.batches import add_stagers, batches_of, results_of
-from qewqew_airflow.page.contents import Contents, RecentContents, add_owners, connections, find_batch, hook_of, places_to_sample
+from qewqew_airflow.page.budget import Budget, Slow
+from qewqew_airflow.page.contents import (
+    Contents,
+    RecentContents,
+    add_owners,
+    connections,
+    each_directory,
+    explained,
+    find_batch,
+    hook_of,
+)
 from qewqew_airflow.page.owners import alone, check_abandoned
-from qewqew_airflow.page.permissions import may, may_see, may_see_xcoms, owner_hider, shown
+from qewqew_airflow.page.permissions import may, may_see, may_see_xcoms, owner_hider, shown, told
 from qewqew_airflow.page.samples import Sampler, Samples
 from qewqew_airflow.shared.source import Source
 from qewqew_core import BadArgument, BadPath, Batch, BatchConflict, BatchExpired, BatchNotFound, Locked, QewQewError
@@ -57,7 +71,7 @@ HEADERS = {
 }
 CUSTOM_HEADER = "X-QewQew"  # forms of other sites cannot send it, and scripts only with permission
 LOCK_TIMEOUT = 2.0  # seconds that an action waits for another owner of the queue
-LARGEST_REQUEST = 10_000
+LARGEST_REQUEST = 10_000  # bytes of its body
 STATUS: list[tuple[type[QewQewError], int]] = [
     (Locked, 409),
     (BatchConflict, 409),
@@ -65,12 +79,14 @@ STATUS: list[tuple[type[QewQewError], int]] = [
     (BatchExpired, 404),
     (BadArgument, 400),
     (BadPath, 400),
+    (Slow, 503),
 ]
 
 _logger = logging.getLogger(__name__)
-_recent = RecentContents()
+_budget = Budget()
+_recent = RecentContents(_budget)
 _samples = Samples(os.path.join(AIRFLOW_HOME, "qewqew", "page.sqlite3"))
-_sampler = Sampler(_samples, places_to_sample)
+_sampler = Sampler(_samples, functools.partial(each_directory, _budget))
 
 
 @contextlib.asynccontextmanager
@@ -87,6 +103,31 @@ app = FastAPI(
 )
 
 
+class _SmallBodies:
+    """Refuses a body that is too large, whoever reads it: with teams, Airflow itself does, before it asks for permissions."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        length = Headers(scope=scope).get("Content-Length", "") if scope["type"] == "http" else ""
+        announced, read = int(length) if length.isdecimal() else 0, 0
+
+        async def limited() -> Message:
+            nonlocal read
+            if announced <= LARGEST_REQUEST:
+                message = await receive()
+                read += len(message.get("body", b""))
+                if read <= LARGEST_REQUEST:
+                    return message
+            raise HTTPException(413, f"a request must not have more than {LARGEST_REQUEST:,} bytes", {"Connection": "close"})
+
+        await self._app(scope, limited, send)
+
+
+app.add_middleware(_SmallBodies)
+
+
 @app.middleware("http")
 async def _headers(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
     response = await call_next(request)
@@ -95,9 +136,12 @@ async def _headers(request: Request, call_next: Callable[[Request], Awaitable[Re
 
 
 @app.exception_handler(QewQewError)
-def _failed(_: Request, error: QewQewError) -> JSONResponse:
+async def _failed(request: Request, error: QewQewError) -> JSONResponse:
+    """The only place from which an error of a store gets into an answer, besides `shown`."""
     status = next((code for kind, code in STATUS if isinstance(error, kind)), 500)
-    return JSONResponse({"detail": f"{type(error).__name__}: {error}"}, status)
+    asked = request.query_params
+    store = asked.get("queue") or asked.get("topic") or f"connection {request.path_params.get('connection_id')}"
+    return JSONResponse({"detail": told(explained(error), store, getattr(request.state, "may_read", False))}, status)
 
 
 @app.exception_handler(sqlite3.Error)
@@ -123,44 +167,60 @@ def static(name: str) -> Response:
     return Response((files("qewqew_airflow.page") / "static" / file).read_bytes(), media_type=STATIC[name])
 
 
+def _all(user: GetUserDep) -> list[Connection]:
+    """The connections that the user may see."""
+    return [connection for connection in connections().values() if may_see(connection, user)]
+
+
+AllDep = Annotated[list[Connection], Depends(_all)]
+
+
 @app.get("/data/state")
-def state(user: GetUserDep) -> dict[str, Any]:
+async def state(visible: AllDep, user: GetUserDep) -> dict[str, Any]:
     """Everything that the page lists, for the connections that the user may see."""
+    found = await asyncio.gather(*map(_recent, visible))
+
+    def shown_all() -> list[dict[str, Any]]:
+        return [shown(*several, user) for several in _grouped(visible, found, user)]
+
     late_after = conf.getfloat("qewqew", "late_after", fallback=7200.0)
-    return {"now": now_ms(), "late_after": late_after, "connections": [shown(*several, user) for several in _seen(user)]}
+    return {"now": now_ms(), "late_after": late_after, "connections": await run_in_threadpool(shown_all)}
 
 
 @app.get("/data/history")
-def history(user: GetUserDep) -> dict[str, Any]:
+async def history(visible: AllDep, user: GetUserDep) -> dict[str, Any]:
     """For the sparklines: by connection and queue or topic, how much waited how many seconds ago."""
-    now = now_ms()
-    found = {}
-    for connection, contents, _ in _seen(user):
-        depths = _samples.depths(contents.directory, now // 60_000 - 61)
-        found[connection.conn_id] = {
-            name: [(round((now - at) / 1000), depth) for at, depth in series] for name, series in depths.items()
+    found = await asyncio.gather(*map(_recent, visible))
+
+    def depths() -> dict[str, Any]:
+        now = now_ms()
+        return {
+            connection.conn_id: {
+                name: [(round((now - at) / 1000), depth) for at, depth in series]
+                for name, series in _samples.depths(contents.directory, now // 60_000 - 61).items()
+            }
+            for connection, contents, _ in _grouped(visible, found, user)
         }
-    return found
+
+    return await run_in_threadpool(depths)
 
 
-def _seen(user: Any) -> list[tuple[Connection, Contents, list[str]]]:
-    """What the user may look at: a connection, the contents of its directory, and the names of others with this directory.
+def _grouped(visible: list[Connection], found: list[Contents], user: Any) -> list[tuple[Connection, Contents, list[str]]]:
+    """A connection, the contents of its directory, and the names of others with this directory.
 
     Of several connections, this is the one with which the user may do most.
     """
     groups: dict[str, list[tuple[Connection, Contents]]] = {}
-    for connection in connections().values():
-        if may_see(connection, user):
-            contents = _recent(connection)
-            directory = contents.directory if contents.error is None else f"not of {connection.conn_id}"
-            groups.setdefault(directory, []).append((connection, contents))
-    found = []
+    for connection, contents in zip(visible, found, strict=True):
+        directory = contents.directory if contents.error is None else f"not of {connection.conn_id}"
+        groups.setdefault(directory, []).append((connection, contents))
+    rows = []
     for group in groups.values():
         if len(group) > 1:
             group.sort(key=lambda member: not may("PUT", member[0], user))
         (connection, contents), *others = group
-        found.append((connection, contents, [other.conn_id for other, _ in others]))
-    return found
+        rows.append((connection, contents, [other.conn_id for other, _ in others]))
+    return rows
 
 
 # One queue, or reader of a topic
@@ -188,21 +248,37 @@ class Place(BaseModel):
         return path if self.reader is None else stem_of(path, self.reader)
 
 
+def _connection(connection_id: str, request: Request, user: GetUserDep) -> Connection:
+    connection = connections().get(connection_id)
+    if connection is None or not may_see(connection, user):
+        raise HTTPException(404, "Airflow's database and environment have no such connection of type qewqew")
+    request.state.may_read = may("GET", connection, user)
+    return connection
+
+
+ConnectionDep = Annotated[Connection, Depends(_connection)]
+
+
 @app.get("/connections/{connection_id}/batches")
-def batches(connection_id: str, asked: Annotated[Place, Query()], user: GetUserDep) -> dict[str, Any]:
+async def batches(
+    connection: ConnectionDep, asked: Annotated[Place, Query()], request: Request, user: GetUserDep
+) -> dict[str, Any]:
     """The batches that are remembered, with what Airflow keeps of the work on them."""
-    connection = _connection(connection_id, user)
-    path = asked.path(hook_of(connection))
-    rows, more = batches_of(path, asked.stem(path), asked.reader)
-    add_owners(rows)
-    sees_results = functools.cache(functools.partial(may_see_xcoms, user))
-    for row, result in results_of([row for row in rows if row["task"] is not None and sees_results(row["task"]["dag"])]):
-        row["result"] = result
-    if asked.queue is not None:
-        add_stagers(rows, path, sees_results)
-    if not may("GET", connection, user):
-        rows = list(map(owner_hider(user), rows))
-    return {"batches": rows, "more": more}
+
+    def look() -> dict[str, Any]:
+        path = asked.path(hook_of(connection))
+        rows, more = batches_of(path, asked.stem(path), asked.reader)
+        add_owners(rows)
+        sees_results = functools.cache(functools.partial(may_see_xcoms, user))
+        for row, result in results_of([row for row in rows if row["task"] is not None and sees_results(row["task"]["dag"])]):
+            row["result"] = result
+        if asked.queue is not None:
+            add_stagers(rows, path, sees_results)
+        if not request.state.may_read:
+            rows = list(map(owner_hider(user), rows))
+        return {"batches": rows, "more": more}
+
+    return await _budget.do(connection, look)
 
 
 class Asked(Place):
@@ -210,12 +286,16 @@ class Asked(Place):
 
 
 @app.get("/connections/{connection_id}/samples")
-def samples(connection_id: str, asked: Annotated[Asked, Query()], user: GetUserDep) -> dict[str, Any]:
+async def samples(connection: ConnectionDep, asked: Annotated[Asked, Query()]) -> dict[str, Any]:
     """For the plot: (time, depth, put, drained, minutes) of a queue or topic, the oldest first."""
-    hook = hook_of(_connection(connection_id, user))
-    asked.path(hook)
-    name = f"queue {asked.queue}" if asked.queue is not None else f"topic {asked.topic}"
-    return {"samples": _samples.of(hook.directory(), name, now_ms() // 60_000 - asked.hours * 60)}
+
+    def look() -> dict[str, Any]:
+        hook = hook_of(connection)
+        asked.path(hook)
+        name = f"queue {asked.queue}" if asked.queue is not None else f"topic {asked.topic}"
+        return {"samples": _samples.of(hook.directory(), name, now_ms() // 60_000 - asked.hours * 60)}
+
+    return await _budget.do(connection, look)
 
 
 # Looking into records
@@ -228,31 +308,22 @@ class Peek(Place):
 
 
 @app.get("/connections/{connection_id}/records", dependencies=[Depends(requires_access_connection("GET"))])
-def records(connection_id: str, asked: Annotated[Peek, Query()]) -> dict[str, Any]:
+async def records(connection: ConnectionDep, asked: Annotated[Peek, Query()]) -> dict[str, Any]:
     """The first records of a queue, topic or batch. Reads one more than asked for, to know whether there are more."""
-    hook = _hook(connection_id)
-    path = asked.path(hook)
-    number = asked.number + 1
-    if asked.batch is not None:
-        batch = find_batch(path, asked.reader, asked.batch)
-        found = preview.batch_records(directory_of(asked.stem(path), batch), number)
-    elif asked.queue is not None:
-        found = preview.queue_records(path, number)
-    else:
-        found = preview.topic_messages(path, number, asked.start, asked.reader)
-    return {"records": found[: asked.number], "more": len(found) > asked.number}
 
+    def look() -> dict[str, Any]:
+        path = asked.path(hook_of(connection))
+        number = asked.number + 1
+        if asked.batch is not None:
+            batch = find_batch(path, asked.reader, asked.batch)
+            found = preview.batch_records(directory_of(asked.stem(path), batch), number)
+        elif asked.queue is not None:
+            found = preview.queue_records(path, number)
+        else:
+            found = preview.topic_messages(path, number, asked.start, asked.reader)
+        return {"records": found[: asked.number], "more": len(found) > asked.number}
 
-def _hook(connection_id: str) -> QewQewHook:
-    return hook_of(_connection(connection_id))
-
-
-def _connection(connection_id: str, user: Any = None) -> Connection:
-    """``user`` must be allowed to see it, where the route does not ask for a permission on the connection itself."""
-    connection = connections().get(connection_id)
-    if connection is None or (user is not None and not may_see(connection, user)):
-        raise HTTPException(404, "Airflow's database and environment have no such connection of type qewqew")
-    return connection
+    return await _budget.do(connection, look)
 
 
 # Acting
@@ -281,8 +352,6 @@ async def _asked(request: Request) -> Act:
         raise HTTPException(415, "the request must be JSON")
     body = await request.body()
     try:
-        if len(body) > LARGEST_REQUEST:
-            raise ValueError
         return Act.model_validate(json.loads(body))
     except (ValueError, ValidationError, RecursionError):
         raise HTTPException(
@@ -294,14 +363,25 @@ ACTIONS: dict[str, Callable[[Batch], None]] = {"return": Batch.return_to_queue, 
 
 
 @app.post("/connections/{connection_id}/{action}", dependencies=[Depends(requires_access_connection("PUT"))])
-def act(
-    connection_id: str, action: Literal["return", "put-back", "drop"], asked: Annotated[Act, Depends(_asked)], user: GetUserDep
+async def act(
+    connection: ConnectionDep,
+    action: Literal["return", "put-back", "drop"],
+    asked: Annotated[Act, Depends(_asked)],
+    user: GetUserDep,
 ) -> dict[str, Any]:
     """Return, put back or drop a dead batch, as `Batch` does. Or return a leased batch whose owner is gone.
 
     Waits `LOCK_TIMEOUT` seconds for the queue's lock.
     """
-    hook = _hook(connection_id)
+    try:
+        return await _budget.do(connection, functools.partial(_act, connection, action, asked, user))
+    except Slow as late:
+        became = "this may still be done: look at the batch before you ask again" if late.begun else "nothing was done"
+        raise Slow(f"{late}. {action}: {became}") from None
+
+
+def _act(connection: Connection, action: str, asked: Act, user: Any) -> dict[str, Any]:
+    hook = hook_of(connection)
     path = asked.path(hook)
     found = find_batch(path, asked.reader, asked.batch)  # opening a queue creates it
     directory = directory_of(asked.stem(path), found)
@@ -324,9 +404,15 @@ def act(
     _recent.forget()  # other connections may have the same directory
     _logger.info(
         "%s: %s of %s batch %s (%s records) of %s, connection %s",
-        user.get_name(), action, asked.state, batch.id, f"{batch.records:,}", source, connection_id,
+        user.get_name(), action, asked.state, batch.id, f"{batch.records:,}", source, connection.conn_id,
     )  # fmt: skip
-    told = {"connection_id": connection_id, **source.names(), "batch": batch.id, "was": asked.state, "records": batch.records}
+    told = {
+        "connection_id": connection.conn_id,
+        **source.names(),
+        "batch": batch.id,
+        "was": asked.state,
+        "records": batch.records,
+    }
     _write_audit_log(f"qewqew_{action.replace('-', '_')}", task_of(found.keys[-1]), told, user)
     return {"batch": batch.id, "records": batch.records}
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ from sqlalchemy import select
 
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import task_of
+from qewqew_airflow.page.budget import Budget, Slow
 from qewqew_airflow.page.owners import identity, owners_of
 from qewqew_airflow.page.samples import LONGEST_GAP, Seen
 from qewqew_core import BatchNotFound, QewQewError, arguments
@@ -89,7 +90,7 @@ def contents_of(connection: Connection) -> Contents:
         directory = hook.directory()
         found = listing.find(directory)
     except (QewQewError, OSError) as error:
-        return Contents(str(connection.host or ""), error=explained(error))
+        return Contents(connection.host or "", error=explained(error))
     queues = [_row(hook, name, queue_row) for name in found.queues]
     topics = [_row(hook, name, topic_row) for name in found.topics]
     _find_stuck([*queues, *topics, *(reader for topic in topics for reader in topic.get("readers", ()))])
@@ -113,14 +114,15 @@ def add_owners(batches: list[dict[str, Any]]) -> None:
         batch["owner"] = {"life": life, "why": why}
 
 
-def places_to_sample() -> dict[str, Callable[[], list[Seen]]]:
-    """For each directory, however many connections have it, a function that looks at its queues and topics."""
-    found: dict[str, Callable[[], list[Seen]]] = {}
+def each_directory(budget: Budget, use: Callable[[str, Callable[[], list[Seen]]], None]) -> None:
+    """Call ``use`` with the directory of each connection and a function that looks at its queues and topics."""
+
+    def sample(hook: QewQewHook) -> None:
+        use(hook.directory(), partial(_seen, hook))
+
     for connection in connections().values():
-        hook = hook_of(connection)
         with contextlib.suppress(QewQewError, OSError):  # the page says what is wrong
-            found.setdefault(hook.directory(), partial(_seen, hook))
-    return found
+            asyncio.run(budget.do(connection, partial(sample, hook_of(connection))))
 
 
 def _seen(hook: QewQewHook) -> list[Seen]:
@@ -231,28 +233,41 @@ def find_batch(path: str, reader: str | None, batch_id: str) -> BatchState:
 
 
 class RecentContents:
-    """The contents of each connection, kept for `FRESH` seconds."""
+    """The contents of each connection, kept for `FRESH` seconds and as long as it took to read them."""
 
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._kept: dict[tuple[str, str], tuple[threading.Lock, list[tuple[float, Contents]]]] = {}
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._kept: dict[tuple[str, str | None], tuple[float, Contents]] = {}  # until when
 
-    def __call__(self, connection: Connection) -> Contents:
-        with self._guard:
-            lock, kept = self._kept.setdefault((connection.conn_id, connection.host or ""), (threading.Lock(), []))
-        with lock:  # of this connection alone: a directory that hangs must not hold up others
-            if not kept or time.monotonic() - kept[0][0] > FRESH:
-                kept[:] = [(time.monotonic(), contents_of(connection))]
-            return kept[0][1]
+    async def __call__(self, connection: Connection) -> Contents:
+        """Never raises, as `contents_of`."""
+        if (fresh := self._fresh(connection)) is not None:
+            return fresh
+        try:
+            return await self._budget.do(connection, partial(self._look, self._kept, connection))
+        except Slow as error:
+            return Contents(connection.host or "", error=explained(error))
+
+    def _fresh(self, connection: Connection) -> Contents | None:
+        until, contents = self._kept.get((connection.conn_id, connection.host), (0.0, None))
+        return contents if time.monotonic() < until else None
+
+    def _look(self, kept: dict[tuple[str, str | None], tuple[float, Contents]], connection: Connection) -> Contents:
+        if (fresh := self._fresh(connection)) is not None:  # somebody before us in the line has looked
+            return fresh
+        begun = time.monotonic()
+        contents = contents_of(connection)
+        now = time.monotonic()
+        kept[connection.conn_id, connection.host] = now + FRESH + (now - begun), contents
+        return contents
 
     def forget(self) -> None:
         """Look again at each connection when it is next asked for."""
-        with self._guard:
-            self._kept = {}
+        self._kept = {}
 
 
 def explained(error: Exception) -> str:
-    """The text for people who may read the connection. Others get the part before the colon."""
+    """The text for people who may read the connection, see `permissions.told`."""
     text = str(error) if isinstance(error, QewQewError) else getattr(error, "strerror", None) or str(error)
     return visible(f"{type(error).__name__}: {text}", besides="\n\t")
 

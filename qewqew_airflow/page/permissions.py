@@ -12,7 +12,9 @@ from airflow.api_fastapi.auth.managers.models.resource_details import Connection
 from airflow.configuration import conf
 from airflow.models.connection import Connection
 
+from qewqew_airflow.page.budget import Slow
 from qewqew_airflow.page.contents import Contents
+from qewqew_core.tools.printing import visible
 
 
 def may_see(connection: Connection, user: Any) -> bool:
@@ -42,24 +44,39 @@ def may_see_xcoms(user: Any, dag_id: str) -> bool:
 def shown(connection: Connection, contents: Contents, also: list[str], user: Any) -> dict[str, Any]:
     """A connection and its contents, for the page. ``also``: other connections with this directory."""
     may_peek, may_act = may("GET", connection, user), may("PUT", connection, user)
-    head = {"id": connection.conn_id, "also": also, "peek": may_peek, "act": may_act, "complete": contents.complete}
-    return {**head, **(vars(contents) if may_peek else _without_what_the_connection_says(contents, user))}
-
-
-def _without_what_the_connection_says(contents: Contents, user: Any) -> dict[str, Any]:
-    """Errors without their texts, which have paths in them; keys and reasons only of DAGs that the user may see."""
     hide_owner = owner_hider(user)
+    # Keys and reasons only of DAGs that the user may see.
+    hidden = {} if may_peek else {"batches": lambda batches: list(map(hide_owner, batches))}
 
-    def hide(row: dict[str, Any]) -> dict[str, Any]:
+    def show(row: dict[str, Any]) -> dict[str, Any]:
         changes: dict[str, Callable[[Any], Any]] = {
-            "error": _brief,
-            "batches": lambda batches: list(map(hide_owner, batches)),
-            "readers": lambda readers: list(map(hide, readers)),
+            "error": lambda error: told(error, row["name"], may_peek),
+            "readers": lambda readers: list(map(show, readers)),
+            **hidden,
         }
         return {name: changes[name](value) if name in changes else value for name, value in row.items()}
 
-    error = None if contents.error is None else _brief(contents.error)
-    return {"error": error, "queues": list(map(hide, contents.queues)), "topics": list(map(hide, contents.topics))}
+    return {
+        "id": connection.conn_id,
+        "also": also,
+        "peek": may_peek,
+        "act": may_act,
+        "complete": contents.complete,
+        "error": None if contents.error is None else told(contents.error, connection.conn_id, may_peek),
+        "queues": list(map(show, contents.queues)),
+        "topics": list(map(show, contents.topics)),
+        **({"directory": contents.directory} if may_peek else {}),
+    }
+
+
+def told(explained: str, store: str, may_read: bool) -> str:
+    """An explained error for a user. Texts have paths, hosts and the targets of links in them, so users who may not read the
+    connection are told nothing but the kind. (That it is `Slow` says no more than the connection.)
+    """
+    kind = explained.partition(":")[0]
+    if may_read or kind == Slow.__name__:
+        return explained
+    return f"{kind}: only users who may read the connection see what is wrong with {visible(store):.300}"
 
 
 def owner_hider(user: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -72,7 +89,3 @@ def owner_hider(user: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
         return {**batch, "key": None, "task": None, "reason": "", "owner": None}
 
     return hide
-
-
-def _brief(error: str) -> str:
-    return f"{error.partition(':')[0]}: only users who may read the connection see the details"

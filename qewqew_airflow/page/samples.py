@@ -187,10 +187,10 @@ def moved(now: Seen, at: int, before: int, depth: int, total: int | None) -> tup
 
 
 class Sampler:
-    """Looks once a minute, in a thread. ``find`` gives for each directory a function that looks there."""
+    """Looks once a minute, in a thread. ``each`` calls a function with each directory, and a function that looks there."""
 
-    def __init__(self, samples: Samples, find: Callable[[], dict[str, Callable[[], list[Seen]]]]) -> None:
-        self._samples, self._find = samples, find
+    def __init__(self, samples: Samples, each: Callable[[Callable[[str, Callable[[], list[Seen]]], None]], None]) -> None:
+        self._samples, self._each = samples, each
         self._stop = threading.Event()
 
     @contextmanager
@@ -203,7 +203,7 @@ class Sampler:
             yield
         finally:
             self._stop.set()
-            thread.join(5)  # a directory that hangs must not stop the server from ending
+            thread.join(5)  # it may wait for a directory that hangs
 
     def _work(self) -> None:
         while True:
@@ -219,6 +219,9 @@ class Sampler:
         minute = int(time.time()) // MINUTE
         if minute % 60 == 0:
             self._samples.thin(minute)
-        for directory, look in self._find().items():
+
+        def add(directory: str, look: Callable[[], list[Seen]]) -> None:
             if not self._samples.has(directory, minute):
                 self._samples.add(directory, minute, int(time.time() * 1000), look())
+
+        self._each(add)
