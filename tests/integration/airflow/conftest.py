@@ -10,12 +10,14 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+from asking import Login
 from holding import Held
 
 # Airflow reads its configuration when it is imported: a home of its own first, never the user's.
@@ -81,6 +83,42 @@ def directory(tmp_path: Path, connect: Connect) -> Path:
 @pytest.fixture(params=["queue", "topic"])
 def held(request: pytest.FixtureRequest, directory: Path) -> Held:
     return Held(request.param, directory)
+
+
+@pytest.fixture(scope="module")
+def application() -> Iterator[Any]:
+    from airflow.api_fastapi.app import create_app, purge_cached_app
+
+    yield create_app()
+    purge_cached_app()
+
+
+@pytest.fixture
+def client(application: Any, directory: Path) -> Iterator[Login]:
+    """``client(role, *teams)`` asks as a user with this role, or (None) as nobody; ``directory`` is that of its connection."""
+    from airflow.api_fastapi.app import get_auth_manager
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+    from fastapi.testclient import TestClient
+
+    with ExitStack() as stack:
+
+        def login(role: str | None, *teams: str) -> TestClient:
+            one = TestClient(application, raise_server_exceptions=False)
+            stack.callback(one.close)
+            if role is not None:
+                user = SimpleAuthManagerUser(username=role, role=role, **({"teams": list(teams)} if teams else {}))
+                one.cookies.set("_token", get_auth_manager().generate_jwt(user))
+            return one
+
+        yield login
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request looks at the directories anew."""
+    from qewqew_airflow.page import contents
+
+    monkeypatch.setattr(contents, "FRESH", -1.0)
 
 
 class Runner:

@@ -6,84 +6,20 @@ import json
 import os
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from airflow_version import needs_teams
+from asking import FROM_THE_PAGE, KEY, PAGE, RECORDS, Login, act, dead_batch, only_connection
 
 from qewqew_core import Message, Queue, Topic
 from qewqew_core.limits import now_ms
 
 pytestmark = pytest.mark.filterwarnings("ignore:The HMAC key")  # of an Airflow that was just made
-
-PAGE = "/qewqew"
-KEY = "flights|manual__2026-01-01T00:00:00+00:00|load|3"
-FROM_THE_PAGE = {"X-QewQew": "1", "Origin": "http://testserver", "Sec-Fetch-Site": "same-origin"}
-RECORDS = f"{PAGE}/connections/qewqew_default/records"
-
-Login = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def application() -> Iterator[Any]:
-    from airflow.api_fastapi.app import create_app, purge_cached_app
-
-    yield create_app()
-    purge_cached_app()
-
-
-@pytest.fixture
-def client(application: Any, directory: Path) -> Iterator[Login]:
-    """``client(role, *teams)`` asks as a user with this role, or (None) as nobody; ``directory`` is that of its connection."""
-    from airflow.api_fastapi.app import get_auth_manager
-    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
-    from fastapi.testclient import TestClient
-
-    with ExitStack() as stack:
-
-        def login(role: str | None, *teams: str) -> TestClient:
-            one = TestClient(application, raise_server_exceptions=False)
-            stack.callback(one.close)
-            if role is not None:
-                user = SimpleAuthManagerUser(username=role, role=role, **({"teams": list(teams)} if teams else {}))
-                one.cookies.set("_token", get_auth_manager().generate_jwt(user))
-            return one
-
-        yield login
-
-
-@pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each request looks at the directories anew."""
-    from qewqew_airflow.page import contents
-
-    monkeypatch.setattr(contents, "FRESH", -1.0)
-
-
-def dead_batch(directory: Path, records: list[bytes], key: str = KEY, name: str = "orders") -> dict[str, Any]:
-    """A dead batch of these records; what an action on it must send."""
-    with Queue(directory / name, max_attempts=1) as queue:
-        queue.put_many(records)
-        batch = queue.lease(key)
-        assert batch is not None
-        batch.nack("the cluster was gone")
-    return {"queue": name, "batch": batch.id, "attempt": 1, "made": batch.made}
-
-
-def act(client: Any, action: str, body: dict[str, Any], **headers: str) -> Any:
-    return client.post(f"{PAGE}/connections/qewqew_default/{action}", json=body, headers={**FROM_THE_PAGE, **headers})
-
-
-def only_connection(client: Any) -> dict[str, Any]:
-    answer = client.get(f"{PAGE}/data/state")
-    assert answer.status_code == 200, answer.text
-    (found,) = answer.json()["connections"]
-    return dict(found)
-
 
 # Rights
 
