@@ -47,7 +47,14 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-APART = {"test_airflow_page_browser", "test_airflow_page_fab", "test_celery", "test_docker", "test_setup"}
+APART = {
+    "test_airflow_page_browser",
+    "test_airflow_page_fab",
+    "test_airflow_page_hangs",
+    "test_celery",
+    "test_docker",
+    "test_setup",
+}
 
 
 @pytest.hookimpl(optionalhook=True)  # xdist need not be there
