@@ -104,7 +104,7 @@ app = FastAPI(
 
 
 class _SmallBodies:
-    """Refuses a body that is too large, whoever reads it: with teams, Airflow itself does, before it asks for permissions."""
+    """Refuses a body that is too large where it is read. With teams, Airflow itself reads it, before it asks for permissions."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,7 +1,7 @@
 """The page's budget: work on directories has a few threads of its own, and nobody waits longer than `DEADLINE` for it.
 
 What a disk or mount does not answer cannot be interrupted. So each directory has one thread at a time: one that hangs keeps one,
-and whoever asks for it meanwhile is told so at once. Other directories and the API server do not notice.
+and requests for it are refused meanwhile, at once. Other directories and the API server do not notice.
 """
 
 from __future__ import annotations
