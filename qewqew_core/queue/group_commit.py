@@ -41,7 +41,8 @@ from dataclasses import dataclass
 
 from qewqew_core.crc import crc32
 from qewqew_core.disk.bell import Bell, ring
-from qewqew_core.disk.files import Descriptors, Files, NotCopied, read_all
+from qewqew_core.disk.descriptors import Descriptors, NotCopied
+from qewqew_core.disk.files import Files, read_all
 from qewqew_core.disk.lock import WAITS
 from qewqew_core.errors import Corrupt
 from qewqew_core.limits import LIMITS

@@ -24,7 +24,8 @@ from test_failing_calls import NEVER, FailingDisk
 from qewqew_core import Broken, DiskFull, Locked, Queue, Stage
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.files import Descriptors, Files
+from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.files import Files
 from qewqew_core.keys import key_hash
 from qewqew_core.limits import LIMITS
 from qewqew_core.queue import log as logs
