@@ -493,9 +493,6 @@ class View(NotCopied):
         self._blocks.move_to_end(base)  # the last one used is closed last
         data = self._files.read(fd, size, at)
         if len(data) < min(size, least):
-            raise Corrupt(
-                f"the file ends before the messages do, which end at {at + size} or later",
-                path=self.block_path(base),
-                offset=at + len(data),
-            )
+            said = f"the file ends before the messages do, which end at {at + size} or later"
+            raise Corrupt(said, path=self.block_path(base), offset=at + len(data))
         return data
