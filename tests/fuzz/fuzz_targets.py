@@ -957,12 +957,8 @@ def plain_request(data: bytes) -> tuple[bytes | None, list[bytes]] | str:
     for run in range(40, at, 8):
         count, size = int.from_bytes(data[run : run + 4]), int.from_bytes(data[run + 4 : run + 8])
         found, end, whole = plain_split(data[at : at + size], None)
-        if (
-            not found
-            or not whole
-            or (len(found), end) != (count, size)
-            or any(2 + len(one) > _TERMS.chunk_size - BEGIN for one in found)
-        ):
+        most = max(map(len, found), default=MAX_BYTES)  # and no run is empty
+        if not whole or (len(found), end) != (count, size) or 2 + most > _TERMS.chunk_size - BEGIN:
             return ".refused"
         records += found
         at += size
