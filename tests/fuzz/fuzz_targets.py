@@ -896,6 +896,9 @@ class _Nobody:
     def is_kept(self, batch: Batch) -> None:
         return None
 
+    def check_ours(self, manifest_path: str) -> None:
+        pass
+
 
 def target_manifest(data: bytes) -> None:
     text = edited(data) if data and not data.startswith(b"{") else data
