@@ -19,7 +19,8 @@ from qewqew_airflow.page.contents import batch_row, state_of
 from qewqew_airflow.page.owners import Identity, identity
 from qewqew_core import BadManifest
 from qewqew_core.batch import manifest, places
-from qewqew_core.disk.files import DISK
+from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.files import DISK, Files, files_of, list_if_there, read_all
 from qewqew_core.keys import key_hash
 from qewqew_core.queue import inspection
 
@@ -49,23 +50,25 @@ def batches_of(path: str, stem: str, reader: str | None) -> tuple[list[dict[str,
 
 def _past(home: str, known: set[str]) -> tuple[list[dict[str, Any]], bool]:
     """Batches with nothing left but their manifest."""
-    found: list[tuple[float, str]] = []
-    with contextlib.suppress(FileNotFoundError), os.scandir(home) as entries:
-        for entry in entries:
+    found: list[tuple[int, str]] = []
+    files = files_of(None, os.path.dirname(home))  # in which another user may have put links, or pipes
+    with files.entered():
+        for name in list_if_there(files, home):
+            directory = os.path.join(home, name)
             with contextlib.suppress(OSError):
-                if entry.name not in known and os.listdir(entry.path) == [manifest.MANIFEST]:
-                    found.append((os.stat(os.path.join(entry.path, manifest.MANIFEST)).st_mtime, entry.path))
-    found.sort(reverse=True)
-    return list(filter(None, (_past_row(directory) for _, directory in found[:SHOWN]))), len(found) > SHOWN
+                if name not in known and files.list(directory) == [manifest.MANIFEST]:
+                    found.append((files.modified(os.path.join(directory, manifest.MANIFEST)), directory))
+        found.sort(reverse=True)
+        return list(filter(None, (_past_row(files, directory) for _, directory in found[:SHOWN]))), len(found) > SHOWN
 
 
-def _past_row(directory: str) -> dict[str, Any] | None:
+def _past_row(files: Files, directory: str) -> dict[str, Any] | None:
     path = os.path.join(directory, manifest.MANIFEST)
     try:
-        if os.stat(path).st_size > LARGEST_MANIFEST:
-            return None
-        with open(path, "rb") as file:
-            body = manifest.parse(json.load(file), path)
+        with Descriptors([files.open_to_read(path)]) as (fd,):
+            if files.size(fd) > LARGEST_MANIFEST:
+                return None
+            body = manifest.parse(json.loads(read_all(files, fd, path)), path)
     except (OSError, ValueError, RecursionError, BadManifest):
         return None
     names = {"id": body.id, "state": "gone", "key": body.key, "task": task_of(body.key)}

@@ -19,7 +19,7 @@ from qewqew_airflow.page.contents import iso
 from qewqew_core import BadArgument, Message, arguments
 from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.store import Local
-from qewqew_core.disk.files import Files
+from qewqew_core.disk.files import files_of
 from qewqew_core.disk.opening import opening
 from qewqew_core.formats import zbus
 from qewqew_core.formats.chunk_state import Chunk
@@ -101,8 +101,9 @@ def topic_messages(path: str, most: int, start: int | None, reader: str | None) 
     Gives up after `MOST_SKIPPED` windows in which nothing passes the reader's filter. Raises `BadPath`, `Corrupt`, and
     `BadArgument` if the reader does not exist.
     """
-    with opening(path, "topic"), closing(View.of(Files(), path)) as view:
-        state = None if reader is None else effective_state(Files(), view, reader)
+    files = files_of(None, path)
+    with opening(path, "topic"), closing(View.of(files, path)) as view:
+        state = None if reader is None else effective_state(files, view, reader)
         if reader is not None and state is None:
             raise BadArgument(f"the topic does not have a reader {reader!r}")
         place = view.by_number(start) if start is not None else None

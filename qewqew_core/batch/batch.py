@@ -17,7 +17,8 @@ from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.publishing import publish
 from qewqew_core.clock import Clock
-from qewqew_core.disk.files import DISK, NotCopied
+from qewqew_core.disk.descriptors import NotCopied
+from qewqew_core.disk.files import DISK
 from qewqew_core.disk.opening import refused
 from qewqew_core.errors import BadArgument, BadManifest, BadPath, BatchExpired, Corrupt, QewQewError
 from qewqew_core.formats.zbus import Message
@@ -35,6 +36,8 @@ class Endings(Protocol):
     def put_back(self, batch: Batch) -> None: ...
 
     def drop(self, batch: Batch) -> None: ...
+
+    def check_ours(self, manifest_path: str) -> None: ...
 
     def is_kept(self, batch: Batch) -> bool | None: ...
 
@@ -97,6 +100,7 @@ class Batch(NotCopied):
     def _reading(self) -> Iterator[str]:
         """The directory of the batch. Says why it cannot be read: its files go at any moment, when somebody ends the batch."""
         directory = os.path.dirname(self.manifest_path)
+        self._leases.check_ours(self.manifest_path)
         try:
             yield directory
         except (BadManifest, Corrupt, OSError) as error:

@@ -7,11 +7,12 @@ first, as one of `operations.BatchOperation`, and the files follow. The room tha
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -144,6 +145,12 @@ class Leases:
     def _state(self) -> LeaseState:
         state: LeaseState = self.engine.state
         return state
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """As `Engine.exclusive`; the call opens each directory once."""
+        with self.engine.exclusive(), self._files.entered():
+            yield
 
     def directory_of(self, state: BatchState) -> str:
         return places.directory_of(self._stem, state)
@@ -278,7 +285,7 @@ class Leases:
     def end(self, batch: Batch, to: str, reason: str) -> None:
         if not isinstance(reason, str):
             raise BadArgument(f"a reason is a str, not {type(reason).__name__}")
-        with self.engine.exclusive():
+        with self.exclusive():
             state = self._current(batch, "leased", *(["acked"] if to == "acked" else []))
             if state.state == "leased":
                 self._end(state, to, reason)
@@ -287,7 +294,7 @@ class Leases:
                 self.remove_old()
 
     def extend(self, batch: Batch, lease_timeout: float | None) -> None:
-        with self.engine.exclusive():
+        with self.exclusive():
             state = self._current(batch, "leased")
             lasts = _lease_time(lease_timeout) or state.lease_timeout
             if lasts is None:
@@ -296,7 +303,7 @@ class Leases:
             self._show(batch, state)
 
     def revive(self, batch: Batch) -> None:
-        with self.engine.exclusive():
+        with self.exclusive():
             state = self._current(batch, "dead")
             self._source.manifest_of(state)  # it raises if its files are missing: the next lease would only set it aside again
             self._source.keep_room(1)
@@ -305,18 +312,23 @@ class Leases:
             self._show(batch, state)
 
     def put_back(self, batch: Batch) -> None:
-        with self.engine.exclusive():
+        with self.exclusive():
             self._source.put_back(self._current(batch, "leased", "returned", "dead"))
 
     def drop(self, batch: Batch) -> None:
-        with self.engine.exclusive():
+        with self.exclusive():
             self._forget([self._current(batch, "dead").id], keep_manifest=False)
+
+    def check_ours(self, manifest_path: str) -> None:
+        """Raise `BadPath` if the batch that is there is somebody else's, who forges records."""
+        with contextlib.suppress(FileNotFoundError), refusing(self.engine.path, "batch"):
+            self._files.check_ours(manifest_path)
 
     def is_kept(self, batch: Batch) -> bool | None:
         """Whether the files of the batch should be where it has them; None if nobody can say, as the store is closed."""
         if not self.engine.is_open:
             return None
-        with self.engine.exclusive():
+        with self.exclusive():
             state = self._state.find(batch.id)
             if state is None or state.created != batch.made:
                 return False
@@ -416,7 +428,7 @@ class HasBatches:
         Raises `BadKey`, `BadArgument`, `BatchExpired` (it was acknowledged, and its records are no longer kept),
         `BatchConflict` (somebody else has this key's batch now, or it is dead), `Corrupt`, `DiskFull`.
         """
-        with self._leases.engine.exclusive():
+        with self._leases.exclusive():
             state = self._leases.lease(key, max_records, max_bytes, lease_timeout)
             if state is None:
                 self._leases.remove_old()
@@ -430,7 +442,7 @@ class HasBatches:
         It also removes acknowledged batches that are kept no longer (`retention`), as each `Batch.ack` does, and each `lease`
         that finds nothing.
         """
-        with self._leases.engine.exclusive():
+        with self._leases.exclusive():
             returned = [self._present(state) for state in self._leases.return_expired()]
             self._leases.remove_old()
             return returned

@@ -13,10 +13,11 @@ from qewqew_core.formats import chunk
 
 LOG, STAMP, LEASE, SPILL, STAGED = ".wal", ".stamp", ".lease", ".spill", ".staged"
 NEW_LOG = LOG + ".tmp"
+FILES = LOG, NEW_LOG, STAMP
 DIRECTORIES = BATCHES, DEAD, DAMAGED, LEASE, SPILL, STAGED, RESERVE
 _INSIDE, _OWN = (
     re.compile(f"(.+)[.]({'|'.join(re.escape(suffix[1:]) for suffix in suffixes)}{number})", re.DOTALL)
-    for suffixes, number in ((DIRECTORIES, ""), ((LOG, NEW_LOG, STAMP, *DIRECTORIES), "|[1-9][0-9]{0,4}"))
+    for suffixes, number in ((DIRECTORIES, ""), ((*FILES, *DIRECTORIES), "|[1-9][0-9]{0,4}"))
 )
 
 

@@ -43,18 +43,19 @@ def place_manifest(files: Files, directory: str) -> None:
 
 def remove_tree(files: Files, directory: str) -> None:
     """Remove a batch's directory with its files."""
-    if files.is_directory(directory):
-        for name in files.list(directory):
-            _remove(files, os.path.join(directory, name))
-        files.remove_directory(directory)
-        files.sync_directory(os.path.dirname(directory))
+    with files.entered():
+        if files.is_directory(directory):
+            for name in files.list(directory):
+                _remove(files, os.path.join(directory, name))
+            files.remove_directory(directory)
+            files.sync_directory(os.path.dirname(directory))
 
 
 def _remove(files: Files, path: str) -> None:
-    if files.is_directory(path):  # not ours; but what is left of it must not pass for a batch
-        remove_tree(files, path)
-    else:
+    try:
         files.unlink(path)
+    except IsADirectoryError:  # not ours; but what is left of it must not pass for a batch
+        remove_tree(files, path)
 
 
 def on_disk(files: Files, directory: str) -> int:
@@ -108,7 +109,7 @@ def make_home(files: Files, path: str, suffix: str) -> str:
     home = path + suffix
     while not files.is_directory(home):
         if files.exists(home) and not files.is_directory(home):  # another process may make that of stages just now
-            raise BadPath("is in the way: a directory of QewQew belongs here. Nothing was changed; move it away", path=home)
+            raise _in_the_way(home)
         try:
             files.make_directory(home)
         except FileExistsError:
@@ -117,6 +118,18 @@ def make_home(files: Files, path: str, suffix: str) -> str:
         return home
     files.check_writable(home)
     return home
+
+
+def make_new(files: Files, directory: str) -> None:
+    """Make a directory where there is nothing of ours."""
+    try:
+        files.make_directory(directory)
+    except FileExistsError as error:
+        raise _in_the_way(directory) from error
+
+
+def _in_the_way(directory: str) -> BadPath:
+    return BadPath("is in the way: a directory of QewQew belongs here. Nothing was changed; move it away", path=directory)
 
 
 def roll_forward_place(files: Files, path: str, batch: BatchState) -> None:

@@ -18,7 +18,10 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from qewqew_core.disk.files import DISK, Descriptors, check_regular, read_whole
+from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.directories import Foreign
+from qewqew_core.disk.files import DISK, Files, check_regular, files_of, read_whole
+from qewqew_core.disk.opening import refused
 from qewqew_core.disk.reserve import FULL
 from qewqew_core.errors import BadArgument, Broken, DiskFull, StoreError
 
@@ -108,53 +111,77 @@ class Local(Store):
             yield lambda start, end: DISK.read(fd, end - start, start)
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
-        temporary = os.path.join(self.path, f".{secrets.token_hex(8)}{_TEMPORARY}")
-        try:
-            self._make_directory(self.path)
-            with Descriptors([DISK.open(temporary, new=True)]) as (fd,):
-                at = 0
-                for part in parts:
-                    DISK.write(fd, part, at)
-                    at += len(part)
-                DISK.sync(fd)
-            DISK.rename(temporary, self.locate(name))
+        with self._reached() as (files, place):
+            temporary, target = os.path.join(place, f".{secrets.token_hex(8)}{_TEMPORARY}"), os.path.join(place, name)
             try:
-                DISK.sync_directory(self.path)
-            except Broken:
-                DISK.unlink(self.locate(name))  # else the next time it would pass for one that is there
+                self._make(files, place)
+                with Descriptors([files.open(temporary, new=True)]) as (fd,):
+                    at = 0
+                    for part in parts:
+                        files.write(fd, part, at)
+                        at += len(part)
+                    files.sync(fd)
+                files.rename(temporary, target)
+                try:
+                    files.sync_directory(place)
+                except Broken:
+                    files.unlink(target)  # else the next time it would pass for one that is there
+                    raise
+            except BaseException as error:
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    files.unlink(temporary)
+                if isinstance(error, OSError) and error.errno in FULL:
+                    raise DiskFull(f"no room on the file system: {error.strerror}", path=self.locate(name)) from error
                 raise
-        except BaseException as error:
-            with suppress(FileNotFoundError, NotADirectoryError):
-                DISK.unlink(temporary)
-            if isinstance(error, OSError) and error.errno in FULL:
-                raise DiskFull(f"no room on the file system: {error.strerror}", path=self.locate(name)) from error
-            raise
 
     def remove(self) -> None:
-        for attempt in range(5):
-            try:
-                return DISK.remove_tree(self.path)
-            except FileNotFoundError:
-                if not DISK.exists(self.path):
-                    return  # else somebody else removes it too
-            except OSError as error:
-                if error.errno != errno.ENOTEMPTY or attempt == 4:  # somebody still writes there
-                    raise
+        with self._reached() as (files, place):
+            for attempt in range(5):
+                try:
+                    return files.remove_tree(place)
+                except FileNotFoundError:
+                    if not files.exists(place):
+                        return  # else somebody else removes it too
+                except OSError as error:
+                    if error.errno != errno.ENOTEMPTY or attempt == 4:  # somebody still writes there
+                        raise
 
     def clean(self) -> None:
         """Remove what a killed `write` has left. A `write` that is under way fails."""
-        if DISK.is_directory(self.path, follow=True):
-            for name in DISK.list(self.path):
-                if name.startswith(".") and name.endswith(_TEMPORARY):
-                    DISK.unlink(os.path.join(self.path, name))
+        with self._reached() as (files, place):
+            if files.is_directory(place):
+                for name in files.list(place):
+                    if name.startswith(".") and name.endswith(_TEMPORARY):
+                        files.unlink(os.path.join(place, name))
 
-    def _make_directory(self, path: str) -> None:
-        above = os.path.dirname(path)
-        if not DISK.is_directory(path, follow=True):
-            self._make_directory(above)
+    @contextmanager
+    def _reached(self) -> Iterator[tuple[Files, str]]:
+        """What changes something here, and the whole path. The directory itself is not a link."""
+        place = os.path.abspath(self.path)
+        files = files_of(None, os.path.dirname(place))
+        try:
+            with files.entered():
+                yield files, place
+        except (NotADirectoryError, Foreign) as error:
+            raise refused(error, place, "batch") or error from error
+        finally:
+            files.leave()
+
+    def _make(self, files: Files, place: str) -> None:
+        _make_directories(os.path.dirname(place))
+        files.enter()
+        if not files.is_directory(place):
             with suppress(FileExistsError):
-                DISK.make_directory(path)
-            DISK.sync_directory(above)
+                files.make_directory(place)
+            files.sync_directory(os.path.dirname(place))
+
+
+def _make_directories(path: str) -> None:
+    if not DISK.is_directory(path, follow=True):
+        _make_directories(os.path.dirname(path))
+        with suppress(FileExistsError):
+            DISK.make_directory(path)
+        DISK.sync_directory(os.path.dirname(path))
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ from qewqew_core.cli.targets import (
     only_for,
 )
 from qewqew_core.cli.texts import counted, iso, sized
-from qewqew_core.disk.files import Descriptors, Files
+from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.files import Files
 from qewqew_core.errors import BadArgument, BadManifest, BadPath, Corrupt, Empty
 from qewqew_core.queue.orphans import Orphan
 from qewqew_core.queue.queue import Queue

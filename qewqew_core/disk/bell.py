@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 
-from qewqew_core.disk.files import Closes
+from qewqew_core.disk.descriptors import Closes
 
 
 class Bell(Closes):

@@ -22,7 +22,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, TypeVarTuple
 from qewqew_core import clock as clocks
 from qewqew_core.clock import STEP, Clock
 from qewqew_core.disk import lock
-from qewqew_core.disk.files import NotCopied
+from qewqew_core.disk.descriptors import NotCopied
 from qewqew_core.disk.journal import Journal
 from qewqew_core.disk.opening import place_of, refused, remedy
 from qewqew_core.disk.reserve import means_full, with_room
@@ -71,16 +71,6 @@ class Gate(NotCopied):
 
     def failed(self) -> None:
         """It raised something else than one of our errors: it may have been interrupted anywhere."""
-
-
-def moved(path: str, what: str) -> Broken:
-    """What to raise if an open file is not the one at its path any more: what stands there is another's."""
-    return Broken(
-        f"this is not the file any more that the {what} has open: it, or a directory above it, was moved, removed or replaced. "
-        f"What is here now was left as it is, and this {what} object refuses every further call; open the {what} again where "
-        "it is",
-        path=path,
-    )
 
 
 class Transaction(NotCopied):

@@ -12,13 +12,12 @@ import glob
 import os
 import shutil
 import stat
-import threading
-from abc import ABC, abstractmethod
 from collections.abc import MutableSequence, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import NoReturn, Self, SupportsIndex
 
+from qewqew_core.disk.descriptors import Descriptors, open_into, open_to_write
+from qewqew_core.disk.directories import Directories, listed
 from qewqew_core.errors import Broken, Corrupt
 
 _MOST_BUFFERS = os.sysconf("SC_IOV_MAX")  # that the system writes at once
@@ -26,26 +25,38 @@ _MISSING = FileNotFoundError, NotADirectoryError
 _LARGEST = 1 << 31  # bytes; chunk files have fewer, logs and manifests far fewer
 
 
-class Files:
+class Files(Directories):
     """The real file system. The tests' simulated disk loses everything that these calls do not guarantee.
+
+    What is in the directory of a store (`Directories`) is reached from there. Elsewhere a path is followed as the user wrote it.
 
     What is made is for its owner alone, who may use it whatever the umask is. What root makes belongs to the owner of the store,
     who would be locked out otherwise: to that of the first of the paths from `files_of` that is there, or of the directory.
     """
 
-    _owned_as: tuple[str, ...] = ()
-
     # Questions. If other processes change the same files, the answer may be out of date at once.
 
     def open_to_read(self, path: str, *, follow: bool = False) -> int:
         """A descriptor of a regular file. Anything else is an error; a pipe does not block."""
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
+        opened = self._opened(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
         try:
-            check_regular(os.fstat(fd), path)
+            check_regular(os.fstat(opened[0]), path)
+            self._check_owner(opened[0], path)
         except BaseException:
-            os.close(fd)
+            opened.close()
             raise
-        return fd
+        return opened.pop()
+
+    def check_ours(self, path: str) -> None:
+        """Where others may write, raise what `open` would if the file, or a directory on the way, is not one of ours."""
+        if self._is_shared:
+            with self._opened(path, os.O_PATH | os.O_NOFOLLOW) as (fd,):
+                self._check_owner(fd, path)
+
+    def _opened(self, path: str, flags: int) -> Descriptors:
+        opened = Descriptors()
+        self._at(path, open_into, opened, flags)
+        return opened
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
         """Up to ``size`` bytes from ``offset``; fewer only at the end of the file. What was written is read, synced or not."""
@@ -60,7 +71,16 @@ class Files:
 
     def status(self, file: str | int, *, follow: bool = True) -> os.stat_result:
         """What the system knows about a file, by its path or descriptor. Without ``follow`` a link itself is the file."""
-        return os.stat(file, follow_symlinks=follow)
+        return os.stat(file, follow_symlinks=follow) if isinstance(file, int) else self._at(file, os.stat, follow_symlinks=follow)
+
+    # These look at where the path leads by now, not into the directory that is open: it may have been moved.
+
+    def is_at(self, fd: int, path: str) -> bool:
+        """Whether this open file is the one at the path: neither it nor a directory above it was moved, removed or replaced."""
+        try:
+            return os.path.samestat(os.stat(path), os.fstat(fd))
+        except _MISSING:
+            return False
 
     def inode_and_size(self, path: str) -> tuple[tuple[int, int], int]:
         """Device and inode, and size. They differ if another process has replaced the file or appended to it."""
@@ -74,14 +94,14 @@ class Files:
 
     def modified(self, path: str) -> int:
         """When the file was last changed, milliseconds since the epoch."""
-        return os.stat(path).st_mtime_ns // 1_000_000
+        return self._at(path, os.stat, follow_symlinks=False).st_mtime_ns // 1_000_000
 
     # What is there must not pass for missing when the disk fails: these raise what the system says.
 
     def exists(self, path: str) -> bool:
         """Whether the name exists, even as a link that leads nowhere."""
         try:
-            os.lstat(path)
+            self._at(path, os.stat, follow_symlinks=False)
         except _MISSING:
             return False
         return True
@@ -89,21 +109,21 @@ class Files:
     def is_directory(self, path: str, *, follow: bool = False) -> bool:
         """Whether there is a directory. A link to one counts only with ``follow``."""
         try:
-            return stat.S_ISDIR(os.stat(path, follow_symlinks=follow).st_mode)
+            return stat.S_ISDIR(self._at(path, os.stat, follow_symlinks=follow).st_mode)
         except _MISSING:
             return False
 
     def is_regular(self, path: str) -> bool:
         """Whether there is a regular file. A link does not count."""
         try:
-            return stat.S_ISREG(os.lstat(path).st_mode)
+            return stat.S_ISREG(self._at(path, os.stat, follow_symlinks=False).st_mode)
         except _MISSING:
             return False
 
     def is_link(self, path: str) -> bool:
         """Whether there is a symbolic link, wherever it leads."""
         try:
-            return stat.S_ISLNK(os.lstat(path).st_mode)
+            return stat.S_ISLNK(self._at(path, os.stat, follow_symlinks=False).st_mode)
         except _MISSING:
             return False
 
@@ -113,8 +133,7 @@ class Files:
 
     def kinds(self, path: str) -> dict[str, bool]:
         """The names in a directory, in no order, and whether each is a regular file (a link is not)."""
-        with os.scandir(path) as entries:
-            return {entry.name: entry.is_file(follow_symlinks=False) for entry in entries}
+        return self._in(path, partial(listed, _kinds))
 
     def glob(self, pattern: str) -> list[str]:
         """The paths that match, in no order; those whose names begin with a dot only if the pattern says so."""
@@ -122,26 +141,24 @@ class Files:
 
     def list(self, path: str) -> list[str]:
         """The names in a directory, in no order."""
-        return os.listdir(path)
+        return self._in(path, partial(listed, os.listdir))
 
     def may_use(self, path: str) -> bool:
         """Whether this user may read and write it, and make files in it if it is a directory."""
-        return _access(path, os.R_OK | os.W_OK | (os.X_OK if os.path.isdir(path) else 0))
+        return os.access(path, os.R_OK | os.W_OK | (os.X_OK if os.path.isdir(path) else 0), effective_ids=_differ())
 
     def check_writable(self, directory: str) -> None:
         """Raise what the system would say to a new file in this directory."""
-        if not _access(directory, os.R_OK | os.W_OK | os.X_OK):
-            number = errno.EROFS if os.statvfs(directory).f_flag & os.ST_RDONLY else errno.EACCES
-            raise OSError(number, os.strerror(number), directory)
+        self._in(directory, _check_writable)
 
     def free(self, path: str) -> int:
         """Bytes that an ordinary user can still write to the file system of this directory."""
-        status = os.statvfs(path)
+        status = self._in(path, os.statvfs)
         return status.f_bavail * status.f_frsize
 
     def capacity(self, path: str) -> int:
         """Bytes that the file system of this directory has, free or not."""
-        status = os.statvfs(path)
+        status = self._in(path, os.statvfs)
         return status.f_blocks * status.f_frsize
 
     def boot(self) -> bytes:
@@ -154,40 +171,44 @@ class Files:
         """A descriptor for reading and writing; links are not followed. ``new`` makes the file, empty, and fails if it exists;
         its name is durable after `sync_directory` of its parent.
         """
-        with _opening:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if new else 0), 0o600)
-            _writable.add(fd)
-        if new:
-            try:
-                self._made(fd, path, 0o600)
-            except BaseException:
-                close_all([fd])
-                raise
-        return fd
+        opened = Descriptors()
+        Files.open_into(self, opened, path, new=new)
+        return opened.pop()
 
     def open_into(
         self, descriptors: MutableSequence[int], path: str, *, make: bool = False, new: bool = False, follow: bool = False
     ) -> None:
         """The same, into a list: an interrupt finds the file opened and in the list, or neither. ``make`` makes it if it does not
-        exist.
+        exist. ``follow``: it may be a link to a file that is there, both of them ours.
         """
-        flags = os.O_RDWR | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-        if new:
-            flags |= os.O_CREAT | os.O_EXCL
-        elif make and follow:  # through a link to nothing: what is made is not given to anybody, as it is elsewhere
-            flags |= os.O_CREAT
-        try:
-            with _opening:
-                descriptors.extend(map(os.open, (path,), (flags,), (0o600,)))
-                _writable.add(descriptors[-1])
-        except FileNotFoundError:
-            if not make:
-                raise
-            with contextlib.suppress(FileExistsError):
-                return Files.open_into(self, descriptors, path, new=True)
-            return Files.open_into(self, descriptors, path, make=True)  # somebody else has made it meanwhile
-        if new:
-            self._made(descriptors[-1], path, 0o600)
+        with Descriptors() as fds:
+            try:
+                self._at(path, open_to_write, fds, os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if new else 0))
+            except FileNotFoundError:
+                if not make:
+                    raise
+                with contextlib.suppress(FileExistsError):
+                    return Files.open_into(self, descriptors, path, new=True)
+                return Files.open_into(self, descriptors, path, make=True)  # somebody else has made it meanwhile
+            except OSError as error:
+                if error.errno != errno.ELOOP or not follow:
+                    raise
+                try:
+                    open_to_write(self._led_to(path), fds, os.O_NOFOLLOW)
+                except FileNotFoundError:
+                    raise OSError(errno.ELOOP, "it leads to nothing", path) from None
+                check_regular(os.fstat(fds[0]), path)
+            if new:
+                self._made(fds[0], path, 0o600)
+            else:
+                self._check_owner(fds[0], path)
+            fds.hand_over(descriptors)
+
+    def _led_to(self, path: str) -> str:
+        """What a link of ours leads to."""
+        with self._opened(path, os.O_PATH | os.O_NOFOLLOW) as (fd,):
+            self._check_owner(fd, path)
+            return os.path.realpath(os.path.join(os.path.dirname(path), os.readlink("", dir_fd=fd)))
 
     def write(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
         """All of ``data`` at ``offset``. Durable only after `sync`; may be torn by a crash or an error before that."""
@@ -233,34 +254,26 @@ class Files:
 
     def sync_directory(self, path: str) -> None:
         """Make durable which files were created in this directory, renamed to or from it, and removed. Raises as `sync`."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        except OSError as error:
-            raise failed_sync(error, path) from error
-        finally:
-            os.close(fd)
+        self._in(path, partial(_sync_directory, path))
 
     def rename(self, source: str, target: str) -> None:
         """Atomic; replaces a file at ``target``. Durable after `sync_directory` of both parents."""
-        os.rename(source, target)
+        self._from_to(source, target, os.rename)
+        self._gone(source)
 
     def link(self, source: str, target: str) -> None:
         """A second name for a file. Durable after `sync_directory` of the target's parent."""
-        os.link(source, target)
+        self._from_to(source, target, os.link, follow_symlinks=False)
 
     def unlink(self, path: str) -> None:
         """Remove the name; with its last name and descriptor the file goes. Durable after `sync_directory` of the parent."""
-        os.unlink(path)
+        self._at(path, os.unlink)
 
     def make_directory(self, path: str) -> None:
         """Make a directory, for its owner alone. Durable after `sync_directory` of its parent."""
-        os.mkdir(path, 0o700)
-        fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
+        self._at(path, os.mkdir, 0o700)
+        with self._opened(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW) as (fd,):
             self._made(fd, path, 0o700)
-        finally:
-            os.close(fd)
 
     def _made(self, fd: int, path: str, mode: int) -> None:
         """Give what we have just made at the path to whom it belongs."""
@@ -271,22 +284,48 @@ class Files:
         if status.st_uid == 0 and not (stat.S_ISDIR(status.st_mode) and os.listdir(f"/proc/self/fd/{fd}")):
             for other in (*self._owned_as, os.path.dirname(path)):
                 with contextlib.suppress(OSError):  # it is not there; or we may give nothing away, as in some containers
-                    owner = os.stat(other)
+                    is_home = other in (self._base, os.path.dirname(path))
+                    owner = self._in(other, os.stat) if is_home else self.status(other, follow=False)
                     if other != path:
                         os.chown(f"/proc/self/fd/{fd}", owner.st_uid, owner.st_gid)
                         return
 
     def remove_directory(self, path: str) -> None:
         """Remove an empty directory. Durable after `sync_directory` of its parent."""
-        os.rmdir(path)
+        self._at(path, os.rmdir)
+        self._gone(path)
 
     def remove_tree(self, path: str) -> None:
         """Remove a directory and everything in it, in no order. An error or a crash may leave any part of it."""
-        shutil.rmtree(path)
+        if self.is_link(path):  # rmtree does not follow it, either, but does not say why
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        self._at(path, shutil.rmtree)
 
 
-def _access(path: str, mode: int) -> bool:
-    return os.access(path, mode, effective_ids=os.geteuid() != os.getuid())  # the plain call knows more of NFS and ACLs
+def _kinds(directory: str | int) -> dict[str, bool]:
+    with os.scandir(directory) as entries:
+        return {entry.name: entry.is_file(follow_symlinks=False) for entry in entries}
+
+
+def _check_writable(directory: str | int) -> None:
+    place, home = (directory, None) if isinstance(directory, str) else (".", directory)
+    if not os.access(place, os.R_OK | os.W_OK | os.X_OK, dir_fd=home, effective_ids=_differ()):
+        number = errno.EROFS if os.statvfs(directory).f_flag & os.ST_RDONLY else errno.EACCES
+        raise OSError(number, os.strerror(number), directory)
+
+
+def _differ() -> bool:
+    return os.geteuid() != os.getuid()  # else the plain call, which knows more of NFS and ACLs
+
+
+def _sync_directory(path: str, directory: str | int) -> None:
+    with Descriptors() as fds:
+        if isinstance(directory, str):
+            fds.append(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        try:
+            os.fsync(directory if isinstance(directory, int) else fds[0])
+        except OSError as error:
+            raise failed_sync(error, path) from error
 
 
 @cache
@@ -323,115 +362,13 @@ def _path_of(fd: int) -> str | None:
 DISK = Files()  # for those to whom nobody gives another
 
 
-def files_of(files: Files | None, *owned_as: str) -> Files:
-    """What a store makes its files with: whose the first of these paths is that is there. ``files``: a test's."""
-    files = files or Files()
-    files._owned_as = owned_as
-    return files
-
-
-def open_again(descriptors: list[int], fd: int) -> None:
-    """Open the same file again for reading, into a list. For locks this is another opening than the first one."""
-    descriptors.extend(map(os.open, (f"/proc/self/fd/{fd}",), (os.O_RDONLY | os.O_CLOEXEC,)))
-
-
-def has_open(pid: int, fd: int) -> bool:
-    """Whether that process has the file open too. If we may not look, because it is another user's, this is True."""
-    mine = os.fstat(fd)
-    directory = f"/proc/{pid}/fd"
-    try:
-        names = os.listdir(directory)
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    for name in names:
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.stat(f"{directory}/{name}"), mine):
-                return True
-    return False
-
-
-# All that are open for writing: through these this process has locks, or will. Only the functions below close them.
-_writable = set[int]()
-_opening = threading.RLock()  # of the next one that is opened: nobody forks meanwhile
-
-
-def _forked() -> None:
-    """In a forked child: the locks are the parent's. A child that shared them would keep them when the parent is killed. So the
-    descriptors lead to nothing, until those that have them close them.
+def files_of(files: Files | None, base: str, *owned_as: str) -> Files:
+    """For a store in the directory ``base``. What it makes is whose the first of these paths is that is there. ``files``: a
+    test's.
     """
-    global _opening
-    _opening = threading.RLock()
-    with Descriptors([os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)]) as (nothing,):
-        for fd in _writable:
-            os.dup2(nothing, fd, inheritable=False)
-    _writable.clear()
-
-
-os.register_at_fork(before=lambda: _opening.acquire(), after_in_parent=lambda: _opening.release(), after_in_child=_forked)
-
-
-# Descriptors in a list, which an interrupt finds opened and in the list or neither: what runs in C is not interrupted
-
-
-def close_all(descriptors: list[int]) -> None:
-    """Close each of them once, however often this is interrupted and called again."""
-    while descriptors:
-        _writable.discard(descriptors[-1])
-        any(map(os.close, map(descriptors.pop, (-1,))))
-
-
-def close_first(descriptors: list[int]) -> None:
-    _writable.discard(descriptors[0])
-    any(map(os.close, map(descriptors.pop, (0,))))
-
-
-def close_each(descriptors: dict[int, int], *which: int) -> None:
-    """The same for a dictionary of descriptors: all of them, or those with these keys."""
-    which = which or tuple(descriptors)
-    _writable.difference_update(map(descriptors.__getitem__, which))
-    any(map(os.close, map(descriptors.pop, which)))
-
-
-class NotCopied:
-    """Owns descriptors, locks, or what they protect. A copy would close them under the original, so there is none."""
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:  # what copy, deepcopy and pickle call
-        raise TypeError(
-            f"a {type(self).__name__} cannot be copied or pickled: it has open files and locks. Open another one by its path "
-            "where you need it; threads may share a queue, topic or reader"
-        )
-
-
-class Closes(NotCopied, ABC):
-    """Closes itself at the end of a ``with`` block."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """You may call it twice; a second call finishes an interrupted first one."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-
-class Descriptors(list[int], Closes):
-    """Open descriptors that are closed with the list: wherever an interrupt comes, none of them stays open."""
-
-    def close(self) -> None:
-        """Close and forget them. Called again after an interrupt, it goes on where it was interrupted."""
-        close_all(self)
-
-    def hand_over(self, fds: list[int]) -> None:
-        """Move the last one to the other list."""
-        fds.extend(map(self.pop, (-1,)))
-
-    def __del__(self) -> None:
-        if self:  # when the interpreter ends there is nothing left to call
-            self.close()
+    files = files or Files()
+    files.reach_from(base, owned_as)
+    return files
 
 
 def read_whole(files: Files, path: str, *, follow: bool = False) -> bytes:
@@ -466,14 +403,6 @@ def write_new(files: Files, path: str, data: bytes, fds: list[int] | None = None
             raise
         if fds is not None:
             mine.hand_over(fds)
-
-
-def is_at(files: Files, fd: int, path: str) -> bool:
-    """Whether this open file is the one at the path: neither it nor a directory above it was moved, removed or replaced."""
-    try:
-        return os.path.samestat(files.status(path), files.status(fd))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
 
 
 def drop_cached(files: Files, path: str) -> None:

@@ -34,8 +34,9 @@ from typing import Any, NamedTuple, NoReturn
 from qewqew_core.crc import crc32
 from qewqew_core.disk import lock
 from qewqew_core.disk.checksum import Parts, crc_of_front
-from qewqew_core.disk.files import Descriptors, Files, NotCopied, close_all, close_first, write_new
-from qewqew_core.disk.opening import opening, remedy
+from qewqew_core.disk.descriptors import Descriptors, NotCopied, close_all, close_first
+from qewqew_core.disk.files import Files, write_new
+from qewqew_core.disk.opening import moved, opening, remedy
 from qewqew_core.disk.reserve import FULL, Reserve, with_room
 from qewqew_core.errors import BadPath, Broken, Corrupt, DiskFull
 from qewqew_core.limits import LIMITS
@@ -349,8 +350,13 @@ class Journal(NotCopied):
             self._allocate(self.end + size, size)
 
     def _make_reserve(self) -> None:
-        with opening(self.path, self._owner, "try again"):
-            self._room.make()
+        try:
+            with opening(self.path, self._owner, "try again"):
+                self._room.make()
+        except BadPath as error:
+            if self._files.is_at(self.fd, self.path):
+                raise
+            raise moved(self.path, self._owner) from error
         self.has_reserve = True
 
     def _allocate(self, until: int, size: int) -> None:

@@ -9,6 +9,7 @@ the locker of `ofd`, also for readers and their consumers. The kernel drops it w
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import random
@@ -19,10 +20,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from qewqew_core.disk import waker
-from qewqew_core.disk.files import DISK, Closes, Descriptors, Files, NotCopied, check_regular, close_all, close_each, has_open
+from qewqew_core.disk.descriptors import Closes, Descriptors, NotCopied, close_all, close_each, has_open
+from qewqew_core.disk.files import DISK, Files, check_regular
 from qewqew_core.errors import BadPath, Locked
 
 _T = TypeVar("_T")
+_HEADER = 2  # bytes
 _LINE = 1 << 62  # where in a file waiters stand in line: far behind everything that is written …
 _OWNERS = _LINE + (1 << 61)  # … and where the owner has the byte of its process id, behind them …
 _LEAD = _OWNERS + (1 << 60)  # … and the byte of the stage that leads others
@@ -122,10 +125,10 @@ class HeaderLock(NotCopied):
     def is_still_at(self, path: str) -> bool:
         """Whether the locked file is the one at ``path``: its last owner deletes the header of an empty queue."""
         try:
-            now = self._files.status(path)
-        except FileNotFoundError:
+            now, _ = self._files.inode_and_size(path)
+        except (FileNotFoundError, NotADirectoryError):
             return False
-        return (now.st_dev, now.st_ino) == self._identity
+        return now == self._identity
 
     def _try(self, path: str, follow: bool) -> bool | None:
         """Lock the file without waiting. Returns whether it was made; None if somebody else has the lock."""
@@ -136,13 +139,12 @@ class HeaderLock(NotCopied):
             try:
                 self._files.open_into(self._descriptors, path, new=True)
             except FileExistsError:
-                if not follow or not self._files.is_link(path):
-                    return None
-                # A link to nothing: the header is written through it.
-                self._files.open_into(self._descriptors, path, make=True, follow=True)
+                return None
             created = True
         mine = self._files.status(self.fd)
         check_regular(mine, path)
+        if mine.st_size != _HEADER and not created and self._files.is_link(path):
+            raise OSError(errno.ELOOP, "it leads to a file with other contents", path)
         self._identity = mine.st_dev, mine.st_ino
         if whole(self.fd) and self.is_still_at(path):
             take(self.fd, _OWNERS + os.getpid(), 1)  # says who we are, see `holder`

@@ -14,13 +14,15 @@ import pwd
 import stat
 from collections.abc import Iterator
 
+from qewqew_core.disk.directories import Foreign
 from qewqew_core.disk.files import DISK
 from qewqew_core.disk.reserve import FULL
 from qewqew_core.errors import BadPath, Broken, DiskFull, OutOfResources, QewQewError
 
 _DENIED = (errno.EACCES, errno.EPERM)
 # Something else than what belongs there: the paths tell what. EINVAL and ENXIO are what opening a pipe or a socket says.
-_IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.EINVAL, errno.ENXIO)
+_NOT_OURS = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
+_IN_THE_WAY = (*_NOT_OURS, errno.EEXIST, errno.EINVAL)
 _OF_THE_PATH = {
     errno.EROFS: "Mount it for writing; if the system has made it read-only by itself, check the disk first",
     errno.ENOENT: "Restore what is missing, or correct the path",
@@ -34,6 +36,7 @@ _OF_THE_PROCESS = {
     errno.ENFILE: "close files that are open, or raise the limit of the machine (fs.file-max)",
     errno.ENOMEM: "free some memory",
 }
+_MOVE_IT = "Nothing was changed; move it away"
 _KINDS = ((stat.S_ISDIR, "a directory"), (stat.S_ISLNK, "a link"), (stat.S_ISREG, "a file"))
 
 
@@ -49,8 +52,8 @@ def opening(path: str, what: str, again: str = "open it again") -> Iterator[None
 
 
 def refused(error: OSError, path: str, what: str, again: str = "try again") -> DiskFull | BadPath | OutOfResources | None:
-    """The error to raise for what the system said before anything was changed: no room, no permission, or no descriptor, and the
-    store may go on. None: the disk may have failed. ``again``: what to do then.
+    """The error to raise for what the system said before anything was changed: no room, permission or descriptor, or something
+    that is not ours in the way, and the store may go on. None: the disk may have failed. ``again``: what to do then.
     """
     where = place_of(error, path)
     if (step := _OF_THE_PROCESS.get(error.errno or 0)) is not None:
@@ -60,11 +63,28 @@ def refused(error: OSError, path: str, what: str, again: str = "try again") -> D
         return scarce
     if error.errno in FULL:
         return DiskFull(f"no room on the file system: {error.strerror}. Nothing was stored", path=where)
-    if error.errno in _DENIED:
-        denied = BadPath(f"no permission to use the {what}: {error.strerror}. {_who_may(where)}", path=path)
-        denied.errno = error.errno
-        return denied
-    return None
+    if isinstance(error, BadPath):
+        return error
+    if isinstance(error, Foreign) or (error.errno == errno.EPERM and _is_foreign(where)):
+        refusal = BadPath(f"{_whose(where)} is in the way of a file of the {what}. {_MOVE_IT}", path=where)
+    elif error.errno in _DENIED:
+        refusal = BadPath(f"no permission to use the {what}: {error.strerror}. {_who_may(where)}", path=path)
+    elif error.errno in _NOT_OURS and error.filename:
+        refusal = _is_in_the_way(error, where, what)
+    else:
+        return None
+    refusal.errno = error.errno
+    return refusal
+
+
+def moved(path: str, what: str) -> Broken:
+    """What to raise if an open file is not the one at its path any more: what stands there is another's."""
+    return Broken(
+        f"this is not the file any more that the {what} has open: it, or a directory above it, was moved, removed or replaced. "
+        f"What is here now was left as it is, and this {what} object refuses every further call; open the {what} again where "
+        "it is",
+        path=path,
+    )
 
 
 def place_of(error: OSError, path: str) -> str:
@@ -113,12 +133,15 @@ def _named(error: OSError, path: str, what: str, again: str) -> QewQewError:
     if (refusal := refused(error, path, what, again)) is not None:
         return refusal
     if error.errno in _IN_THE_WAY and error.filename:
-        found = _in_the_way(where)
-        return BadPath(f"{found} is in the way of a file of the {what} ({said}). Nothing was changed; move it away", path=where)
+        return _is_in_the_way(error, where, what)
     if error.errno in _OF_THE_PATH:
         return BadPath(f"the {what} cannot be used: {said}. {_OF_THE_PATH[error.errno]}", path=where)
     advice = f"check the disk and the system's log, then {again}"
     return Broken(f"the {what} cannot be used: {said}. Nothing was stored; {advice}", path=where)
+
+
+def _is_in_the_way(error: OSError, where: str, what: str) -> BadPath:
+    return BadPath(f"{_in_the_way(where)} is in the way of a file of the {what} ({error.strerror}). {_MOVE_IT}", path=where)
 
 
 def _in_the_way(path: str) -> str:
@@ -129,6 +152,22 @@ def _in_the_way(path: str) -> str:
             kind = next((kind for is_kind, kind in _KINDS if is_kind(mode)), "a pipe, a socket or a device")
             return kind if place == path else f"{kind} at {place}"
     return "something"
+
+
+def _is_foreign(path: str) -> bool:
+    with contextlib.suppress(OSError):
+        return DISK.status(path, follow=False).st_uid not in (0, os.geteuid())
+    return False
+
+
+def _whose(path: str) -> str:
+    """What is at the path, and whose it is: somebody else's."""
+    try:
+        status = DISK.status(path, follow=False)
+    except OSError:
+        return "something that belonged to another user"
+    owner, mode = _name(status.st_uid), f"{status.st_mode & 0o7777:04o}"
+    return f"{_in_the_way(path)} that belongs to {owner}, mode {mode}, while this is user {_name(os.geteuid())},"
 
 
 def _who_may(path: str) -> str:

@@ -21,7 +21,8 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Protocol, TypeVar
 
-from qewqew_core.disk.files import Descriptors, Files, check_regular
+from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.files import Files, check_regular
 from qewqew_core.errors import BadPath, Broken
 
 T = TypeVar("T")
@@ -86,21 +87,23 @@ class Reserve:
                 raise BadPath("is in the way of the room for a full disk. Nothing was stored; move it away", path=self._path)
             with contextlib.suppress(FileExistsError):  # another process makes it too
                 self._files.make_directory(self._path)
-        for path in self._paths:
-            with Descriptors() as fds:
-                self._files.open_into(fds, path, make=True)
-                check_regular(self._files.status(fds[0]), path)
-                self._files.allocate(fds[0], self._bytes)
+        with self._files.entered():
+            for path in self._paths:
+                with Descriptors() as fds:
+                    self._files.open_into(fds, path, make=True)
+                    check_regular(self._files.status(fds[0]), path)
+                    self._files.allocate(fds[0], self._bytes)
 
     def release(self) -> bool:
         """Give the room back; whether there was any."""
         if not self._files.is_directory(self._path):
             return False
         released = False
-        for path in self._paths:
-            with contextlib.suppress(OSError):  # it is not there, or cannot be removed: then it gives no room
-                self._files.unlink(path)
-                released = True
+        with self._files.entered():
+            for path in self._paths:
+                with contextlib.suppress(OSError):  # it is not there, or cannot be removed: then it gives no room
+                    self._files.unlink(path)
+                    released = True
         with contextlib.suppress(OSError):  # somebody has put something there
             self._files.remove_directory(self._path)
             released = True

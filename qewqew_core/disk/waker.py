@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import threading
 
-from qewqew_core.disk.files import DISK, Descriptors, NotCopied, close_all, open_again
+from qewqew_core.disk.descriptors import Descriptors, NotCopied, close_all, open_again
+from qewqew_core.disk.files import DISK
 
 _guard = threading.Lock()  # of these
 _wakers: dict[tuple[int, int, int, int], _Waker] = {}  # by device, inode, and bytes

@@ -13,7 +13,8 @@ from qewqew_core.batch.batch_operations import LeaseAgain
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import Manifest, Segment
 from qewqew_core.batch.places import directory_of, make_home, remove_tree, write_manifest
-from qewqew_core.disk.files import Descriptors, Files
+from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.files import Files
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.queue import paths

@@ -19,9 +19,11 @@ from qewqew_core.batch import places
 from qewqew_core.clock import Clock
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.engine import Engine, moved
-from qewqew_core.disk.files import Descriptors, Files, NotCopied, close_each, is_at
+from qewqew_core.disk.descriptors import Descriptors, NotCopied, close_each
+from qewqew_core.disk.engine import Engine
+from qewqew_core.disk.files import Files
 from qewqew_core.disk.lock import HeaderLock
+from qewqew_core.disk.opening import moved
 from qewqew_core.errors import DiskFull, Full, Locked, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk, Cut, Region, Span
@@ -66,7 +68,7 @@ class Chain(NotCopied):
         what is there now is another's. Call it before a step that works by path.
         """
         log = self._engine.log
-        if not is_at(self.files, log.fd, log.path):
+        if not self.files.is_at(log.fd, log.path):
             raise self._engine.poison(moved(log.path, "queue"))
 
     def sync_names(self) -> None:

@@ -7,7 +7,8 @@ import os
 from collections.abc import Collection
 
 from qewqew_core.disk import lock
-from qewqew_core.disk.files import Descriptors, Files, close_each
+from qewqew_core.disk.descriptors import Descriptors, close_each
+from qewqew_core.disk.files import Files
 from qewqew_core.errors import DiskFull, Locked
 from qewqew_core.formats import chunk
 from qewqew_core.queue import paths

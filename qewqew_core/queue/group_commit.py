@@ -18,6 +18,8 @@ A request is exactly one of these, and each change is one call of the file syste
 * ``CLAIM.ID.done`` is there: it was stored, and is durable. Its stage makes it ``CLAIM.mine`` again.
 * None of them is there: somebody else has removed it, and its stage raises `Broken`. That a file is missing never means success.
 
+What no stage writes, though its checksum is right, somebody has forged: it becomes ``.refused``, and is left at that.
+
 Each request has a new ID, so that no log takes a later one for it.
 
 While a request is ``.taken``, only its leader knows what becomes of it. If that was stopped, the stage gives up when its time is
@@ -31,7 +33,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
+import re
 import secrets
 import struct
 import sys
@@ -41,14 +45,20 @@ from dataclasses import dataclass
 
 from qewqew_core.crc import crc32
 from qewqew_core.disk.bell import Bell, ring
-from qewqew_core.disk.files import Descriptors, Files, NotCopied, read_all
+from qewqew_core.disk.descriptors import Descriptors, NotCopied
+from qewqew_core.disk.files import Files, read_all
 from qewqew_core.disk.lock import WAITS
 from qewqew_core.errors import Corrupt
+from qewqew_core.formats import chunk
 from qewqew_core.limits import LIMITS
 from qewqew_core.queue import paths
 from qewqew_core.queue.writing import Framed, place
 
-PUT, TAKEN, MINE, DONE = ".put", ".taken", ".mine", ".done"
+_logger = logging.getLogger(__name__)
+
+PUT, TAKEN, MINE, DONE, REFUSED = ".put", ".taken", ".mine", ".done", ".refused"
+_ID_BYTES = 8
+_ID = re.compile(f"[0-9a-f]{{{2 * _ID_BYTES}}}")
 _NO_KEY = bytes(16)
 _CRC = struct.Struct(">I")  # of all that follows
 # magic, chunk size, bytes to leave free, hash of the key or zeros, number of runs; then these
@@ -63,6 +73,13 @@ class Terms:
 
     chunk_size: int
     min_free_bytes: int
+
+
+class Forged(Corrupt):
+    """A request that no stage has written. Its records are not put."""
+
+    def __init__(self, what: str, *, path: str) -> None:
+        super().__init__(f"no stage has written this request: it {what}. It is not put; see who may write here", path=path)
 
 
 @dataclass(frozen=True)
@@ -108,7 +125,7 @@ class Request(NotCopied):
             end, crc = end + run.size, crc32(frames, crc)
         self._files.write(fd, _CRC.pack(crc) + head, 0)
         self._files.truncate(fd, end)
-        self._asked, self.key = f"{claim}.{secrets.token_hex(8)}", key
+        self._asked, self.key = f"{claim}.{secrets.token_hex(_ID_BYTES)}", key
         try:
             self._files.rename(self._mine, self._asked + PUT)
         except OSError:
@@ -193,6 +210,11 @@ def take_along(files: Files, queue: str, terms: Terms, known: Callable[[bytes], 
             if put is None or (put.key is not None and known(put.key)):
                 continue
             files.rename(path + PUT, path + TAKEN)
+        except Forged as error:
+            _logger.warning("%s", error)
+            with contextlib.suppress(OSError):
+                files.rename(path + PUT, path + REFUSED)
+            continue
         except (OSError, Corrupt):  # withdrawn, or nothing that we can read: that must not keep others from their commits
             continue
         yield put
@@ -228,10 +250,27 @@ def _read(files: Files, path: str, terms: Terms) -> tuple[Put | None, int]:
     if magic != _MAGIC or Terms(chunk_size, min_free_bytes) != terms:
         return None, len(data)
     at, framed = _HEAD.size + _RUN.size * count, list[Framed]()
+    if at > len(rest):
+        raise Forged("says that it has more than it has", path=path + PUT)
     for records, size in _RUN.iter_unpack(rest[_HEAD.size : at]):
-        framed.append(Framed(records, rest[at : at + size]))
+        framed.append(_checked(Framed(records, rest[at : at + size]), size, path, chunk_size))
         at += size
+    if at != len(rest):
+        raise Forged(f"has {len(rest) - at:,} bytes too many", path=path + PUT)
+    if _ID.fullmatch(path.rpartition(".")[2]) is None:
+        raise Forged("has a name without an id", path=path + PUT)
     return Put(path, framed, None if key == _NO_KEY else key), len(data)
+
+
+def _checked(run: Framed, size: int, path: str, chunk_size: int) -> Framed:
+    try:
+        records, used = chunk.split(bytes(run.frames))
+    except ValueError:
+        records, used = [], -1
+    fit = max(map(len, records), default=sys.maxsize) <= chunk.largest_record(chunk_size)
+    if (len(records), used, len(run.frames)) != (run.records, size, size) or not fit:
+        raise Forged(f"says that it has {run.records:,} records in {size:,} bytes, which they are not", path=path + PUT)
+    return run
 
 
 def finish(files: Files, puts: Sequence[Put]) -> None:

@@ -12,7 +12,8 @@ from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.stats import QueueStats, of_batches
-from qewqew_core.disk.files import DISK, Descriptors, Files, read_whole
+from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.files import DISK, Files, files_of, read_whole
 from qewqew_core.disk.journal import Body
 from qewqew_core.disk.looking import look_again
 from qewqew_core.disk.opening import opening
@@ -46,11 +47,13 @@ def inspect_state(path: str | os.PathLike[str]) -> tuple[QueueStats, State]:
 
     def with_stats() -> tuple[QueueStats, State]:
         state, _ = _look(full)
-        stats = stats_of(DISK, full, state)
-        if stats.missing:  # or the batch was just ended
-            gone = without_files(DISK, full, state) & without_files(DISK, full, _look(full)[0])
-            stats = replace(stats, missing=len(gone))
-        return stats, state
+        files = _files_beside(full)
+        with files.entered():
+            stats = stats_of(files, full, state)
+            if stats.missing:  # or the batch was just ended
+                gone = without_files(files, full, state) & without_files(files, full, _look(full)[0])
+                stats = replace(stats, missing=len(gone))
+            return stats, state
 
     return steady(full, with_stats)
 
@@ -60,9 +63,10 @@ def key_status(path: str, key: str) -> KeyStatus:
     full, hashed = paths.check_path(path), key_hash(arguments.check_key(key))
 
     def look() -> KeyStatus:
-        asked = group_commit.keys_asked(DISK, full)  # first: a request goes when the log has it
+        files = _files_beside(full)
+        asked = group_commit.keys_asked(files, full)  # first: a request goes when the log has it
         if hashed in _look(full)[0].idempotency_keys:
-            return "not yet" if group_commit.keys_asked(DISK, full).get(hashed) else "stored"  # perhaps it is not durable yet
+            return "not yet" if group_commit.keys_asked(files, full).get(hashed) else "stored"  # perhaps it is not durable yet
         return "not yet" if hashed in asked else "not stored"
 
     return steady(full, look)
@@ -73,7 +77,7 @@ def durable_under(path: str, key: str) -> int | None:
     hashed, log = key_hash(key), path + paths.LOG
 
     def look() -> int | None:
-        data = read_whole(DISK, log)
+        data = read_whole(_files_beside(path), log)
         found = logs.replay(data, log)
         keys = logs.replay(data[: max(found.durable, found.snapshot_end)], log).state.idempotency_keys
         return keys[hashed][1] if hashed in keys else None
@@ -185,7 +189,7 @@ def steady(path: str, look: Callable[[], _T]) -> _T:
 
 def _look(path: str) -> tuple[State, Mapping[int, list[tuple[int, Body]]]]:
     """The state, and frames that may not have reached the chunk files yet."""
-    files = DISK
+    files = _files_beside(path)
     header = _header(files, path)
     log = path + paths.LOG
     found = look(files, path, header, read_whole(files, log) if files.exists(log) else None)
@@ -201,6 +205,10 @@ def _look(path: str) -> tuple[State, Mapping[int, list[tuple[int, Body]]]]:
     if _header(files, path) != header or _changed_since(files, path, generation, end):
         raise Corrupt("the queue changed while it was read", path=path)
     return believed.state, {}
+
+
+def _files_beside(path: str) -> Files:
+    return files_of(None, os.path.dirname(path))
 
 
 def _header(files: Files, path: str) -> bytes:

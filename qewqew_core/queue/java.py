@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from qewqew_core.crc import crc32
-from qewqew_core.disk.files import Descriptors, Files
+from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.files import Files
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk

@@ -12,7 +12,8 @@ import os
 from collections.abc import Iterator
 
 from qewqew_core.batch import places
-from qewqew_core.disk.files import Descriptors, Files, write_new
+from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.files import Files, write_new
 from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
@@ -125,15 +126,13 @@ def _end_of_records(files: Files, path: str, head: int, end: int) -> int:
 
 def make_aside(files: Files, path: str) -> str:
     """A directory in NAME.damaged for what is set aside now, made durably. One without a report is used again."""
-    home = path + places.DAMAGED
-    if not files.is_directory(home):
-        files.make_directory(home)
+    home = places.make_home(files, path, places.DAMAGED)
     files.sync_directory(os.path.dirname(home))
     last = max((int(name) for name in files.list(home) if name.isdecimal() and name.isascii()), default=0)
     directory = os.path.join(home, str(last))
     if not last or files.exists(os.path.join(directory, REPORT)):
         directory = os.path.join(home, str(last + 1))
-        files.make_directory(directory)
+        places.make_new(files, directory)
     files.sync_directory(home)
     return directory
 

@@ -31,8 +31,9 @@ from qewqew_core.batch.leases import HasBatches, Leases
 from qewqew_core.batch.reports import Report
 from qewqew_core.batch.stats import QueueStats
 from qewqew_core.disk import journal, lock
+from qewqew_core.disk.descriptors import Closes
 from qewqew_core.disk.engine import Engine
-from qewqew_core.disk.files import Closes, Files, files_of, is_at
+from qewqew_core.disk.files import Files, files_of
 from qewqew_core.disk.opening import opening
 from qewqew_core.disk.reserve import Reserve, with_room
 from qewqew_core.errors import Closed, Corrupt, Empty, Locked
@@ -104,7 +105,7 @@ class Queue(HasBatches, Closes):
         self.log_bytes = arguments.check_whole("log_bytes", log_bytes, 1, journal.MOST_LOG_BYTES)
         self.sync = arguments.check_choice("sync", sync, ("commit", "never"))
         arguments.check_timeout("lock_timeout", lock_timeout)
-        self._files = files_of(_files, self.path, self.path + paths.LOG)
+        self._files = files_of(_files, os.path.dirname(self.path), self.path, self.path + paths.LOG)
         self._holds = Holds()
         self._engine: Engine[State] = Engine(
             self.path, "queue", logs, sync=sync == "commit", log_bytes=self.log_bytes, gate=self._holds, locks_log=True
@@ -124,7 +125,6 @@ class Queue(HasBatches, Closes):
             if other.path == self.path and other._engine.is_closed:
                 other.close()
         with opening(self.path, "queue"):
-            self._files.check_writable(os.path.dirname(self.path))
             found = self._recovered(lock_timeout, deadline, unless)
         for note in found.notes:
             _logger.warning("%s", note)
@@ -137,16 +137,20 @@ class Queue(HasBatches, Closes):
         """Lock the queue, and recover it."""
         for attempt in count():
             acquire = partial(lock.acquire, self._files, self.path, lock_timeout, until=deadline, unless=unless)
-            header, created = with_room(Reserve(self._files, self.path + paths.LOG), acquire)  # an empty queue has no header
+            with self._files.entering():
+                self._files.enter()
+                self._files.check_writable(os.path.dirname(self.path))
+                header, created = with_room(Reserve(self._files, self.path + paths.LOG), acquire)  # an empty queue has no header
             self._chain.header = header
             try:
-                found = recovery.recover(self._files, self.path, header.fd, self._chain.descriptors)
+                with self._files.entered():
+                    found = recovery.recover(self._files, self.path, header.fd, self._chain.descriptors)
                 self._engine.attach(found.log, found.state, self._files.boot())
                 self._chain.taken, self._chain.begin, self._chain.unsynced = found.taken, found.begin, found.unsynced
                 self._is_handed_over = found.handed_over
                 self._chain.close_others()
                 self._engine.with_room(self._chain.store_header)
-                if header.is_still_at(self.path) and is_at(self._files, found.log.fd, found.log.path):
+                if header.is_still_at(self.path) and self._files.is_at(found.log.fd, found.log.path):
                     return found  # else a Java program had removed the header, and another process has made the queue again
                 self._release()
             except BaseException as error:
@@ -189,7 +193,8 @@ class Queue(HasBatches, Closes):
         with self._engine.lock:
             if self._holds.is_asked:
                 raise Closed("the predicate of get_if must not use the queue", path=self.path)
-            self._engine.close(self._checkpoint, self._release)
+            with self._files.entered():
+                self._engine.close(self._checkpoint, self._release)
 
     def _checkpoint(self) -> None:
         """Make header and chunk files agree with the log, durably, and remove what an empty queue does not need."""
@@ -248,6 +253,7 @@ class Queue(HasBatches, Closes):
         self._engine.release()
         if hasattr(self._chain, "header"):
             self._chain.header.release()
+        self._files.leave()
         _open_queues.discard(self)
         self._released = True
 

@@ -16,8 +16,8 @@ from qewqew_core.batch import places
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.leases import Source
 from qewqew_core.batch.manifest import Manifest
+from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.engine import Engine
-from qewqew_core.disk.files import Descriptors
 from qewqew_core.errors import Corrupt, DiskFull, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Cut
@@ -120,7 +120,7 @@ class QueueBatches(Source):
         try:
             places.remove_tree(self.files, making)
             places.remove_tree(self.files, places.directory_of(self.stem, batch))  # a manifest, kept for people
-            self.files.make_directory(making)
+            places.make_new(self.files, making)
             places.make_home(self.files, self.stem, places.BATCHES)
             parts, segment_paths = self._take_chunks(batch, making, max_records, max_bytes, most_copied)
             batch.records = sum(part.records for part in batch.chunks)

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from qewqew_core.clock import NO_CLOCK, Clock
 from qewqew_core.crc import crc32
 from qewqew_core.disk.checksum import crcs_of_rest
-from qewqew_core.disk.files import Descriptors, Files
+from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.files import Files
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk

@@ -43,7 +43,8 @@ from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_operations import EndLease, Forget, LeaseAgain
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.files import Descriptors, Files, check_regular, close_all, drop_cached, read_all, remove_if_there, write_new
+from qewqew_core.disk.descriptors import Descriptors, close_all
+from qewqew_core.disk.files import Files, check_regular, drop_cached, read_all, remove_if_there, write_new
 from qewqew_core.disk.journal import Body, Journal
 from qewqew_core.disk.reserve import Reserve, with_room
 from qewqew_core.errors import Corrupt, Locked

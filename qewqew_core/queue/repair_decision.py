@@ -12,7 +12,8 @@ from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_state import BATCH_ID, BatchState
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal
-from qewqew_core.disk.files import Descriptors, close_each, read_whole, write_new
+from qewqew_core.disk.descriptors import Descriptors, close_each
+from qewqew_core.disk.files import read_whole, write_new
 from qewqew_core.errors import BadManifest, Corrupt, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk, Cut

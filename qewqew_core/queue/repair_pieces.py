@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from qewqew_core.batch import manifest, places, segments
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.crc import crc32
-from qewqew_core.disk.files import Descriptors
+from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.errors import BadManifest, Corrupt, Full
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk, Cut

@@ -54,9 +54,11 @@ def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: 
     """
     full = paths.check_path(path)
     arguments.check_timeout("lock_timeout", lock_timeout)
-    files = files_of(_files, full, full + paths.LOG)
+    files = files_of(_files, os.path.dirname(full), full, full + paths.LOG)
     parts = [full, *(full + suffix for suffix in (paths.LOG, paths.STAMP, places.BATCHES, places.DEAD))]
-    with opening(full, "queue", "repair it again"):
+    with opening(full, "queue", "repair it again"), contextlib.ExitStack() as stack:
+        stack.callback(files.leave)
+        files.enter()
         if not any(map(files.exists, parts)) and not paths.chunk_ids(full, files.list(os.path.dirname(full))):
             return RepairReport()
         files.check_writable(os.path.dirname(full))

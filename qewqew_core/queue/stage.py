@@ -26,8 +26,9 @@ from typing import Any
 from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.disk import lock
+from qewqew_core.disk.descriptors import Descriptors, close_all
 from qewqew_core.disk.engine import Transaction
-from qewqew_core.disk.files import Descriptors, Files, close_all, files_of
+from qewqew_core.disk.files import Files, files_of
 from qewqew_core.disk.opening import adding, opening
 from qewqew_core.errors import BadArgument, BadPath, Broken, Closed, Corrupt, InDoubt, Locked, QewQewError
 from qewqew_core.formats import chunk
@@ -67,10 +68,11 @@ class Stage(Transaction):
         arguments.check_choice("sync", chosen["sync"], ("commit", "never"))
         arguments.check_timeout("lock_timeout", chosen["lock_timeout"])
         self._settings = {"lock_timeout": PATIENCE, **settings}
-        self._files: Files = files_of(chosen["_files"], self.path, self.path + paths.LOG)
-        with opening(self.path, "stage"):
-            self._files.check_writable(os.path.dirname(self.path))
         self._terms = Terms(self.chunk_size, arguments.check_whole("min_free_bytes", chosen["min_free_bytes"], 0, sys.maxsize))
+        self._files: Files = files_of(chosen["_files"], os.path.dirname(self.path), self.path, self.path + paths.LOG)
+        with self._files.entering(), opening(self.path, "stage"):
+            self._files.enter()
+            self._files.check_writable(os.path.dirname(self.path))
         bounds = chosen["max_records"], chosen["max_bytes"]
         self._joins_groups = chosen["sync"] == "commit" and bounds == (None, None)
         self._puts: list[bytes] = []
@@ -315,6 +317,7 @@ class Stage(Transaction):
         if self._process != os.getpid():
             close_all(self._claim)  # the stage is the parent's: its files too
             self._request.forked()
+            self._files.leave()
             return
         self._closed = True
         self._forget()
@@ -325,6 +328,7 @@ class Stage(Transaction):
             lock.unlock(*self._claim)
             close_all(self._claim)
             staged_files.remove_home(self._files, self.path)
+        self._files.leave()
 
     def _spill_puts(self) -> None:
         with self._unless_broken(), self._named():

@@ -6,7 +6,8 @@ import contextlib
 import os
 
 from qewqew_core.disk import lock
-from qewqew_core.disk.files import Files, close_all
+from qewqew_core.disk.descriptors import close_all
+from qewqew_core.disk.files import Files
 from qewqew_core.queue import group_commit, paths
 
 

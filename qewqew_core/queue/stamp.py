@@ -24,7 +24,8 @@ import os
 import struct
 
 from qewqew_core.crc import crc32
-from qewqew_core.disk.files import Descriptors, Files, check_regular
+from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.files import Files, check_regular
 from qewqew_core.errors import Corrupt
 from qewqew_core.queue import paths
 

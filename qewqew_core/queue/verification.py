@@ -8,7 +8,8 @@ from collections.abc import Callable
 from qewqew_core.batch import places
 from qewqew_core.batch.reports import Report
 from qewqew_core.batch.segments import read_batch
-from qewqew_core.disk.files import Descriptors, Files, read_whole
+from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.files import Files, read_whole
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from qewqew_core.crc import crc32
 from qewqew_core.disk import lock
-from qewqew_core.disk.files import Descriptors, Files, close_each
+from qewqew_core.disk.descriptors import Descriptors, close_each
+from qewqew_core.disk.files import Files
 from qewqew_core.formats import chunk
 from qewqew_core.limits import LIMITS
 

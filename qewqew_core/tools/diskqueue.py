@@ -25,7 +25,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from qewqew_core.disk.files import Descriptors, Files, read_whole
+from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.files import Files, read_whole
 from qewqew_core.disk.opening import opening, refused
 from qewqew_core.errors import BadPath, Corrupt, Locked
 

@@ -10,6 +10,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from qewqew_core.batch import manifest, names, places
+from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.files import DISK
 from qewqew_core.disk.opening import opening
 from qewqew_core.formats import chunk
 from qewqew_core.queue import log as logs
@@ -116,9 +118,10 @@ def _is_queue(directory: str, name: str, names: set[str]) -> bool:
                 return True
         for suffix, magic in ((paths.LOG, logs.MAGIC), (paths.STAMP, stamp.MAGIC)):
             if name + suffix in names:
-                with open(path + suffix, "rb") as file:
-                    if file.read(len(magic)) == magic:
+                with Descriptors([DISK.open_to_read(path + suffix)]) as (fd,):
+                    if DISK.read(fd, len(magic), 0) == magic:
                         return True
         homes = [os.path.join(directory, home) for home in names & {name + places.BATCHES, name + places.DEAD}]
+        homes = [*filter(DISK.is_directory, homes)]
         return any(os.path.exists(os.path.join(home, batch, manifest.MANIFEST)) for home in homes for batch in os.listdir(home))
     return False

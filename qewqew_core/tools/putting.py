@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from qewqew_core.disk.files import NotCopied
+from qewqew_core.disk.descriptors import NotCopied
 from qewqew_core.formats.zbus import Message
 from qewqew_core.queue.stage import Stage
 from qewqew_core.tools.listing import Kind

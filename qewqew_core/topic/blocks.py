@@ -7,7 +7,8 @@ import os
 from collections.abc import Iterable, Iterator
 
 from qewqew_core.crc import crc32
-from qewqew_core.disk.files import Descriptors, Files, NotCopied, check_regular, close_each, write_new
+from qewqew_core.disk.descriptors import Descriptors, NotCopied, close_each
+from qewqew_core.disk.files import Files, check_regular, write_new
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry, Index

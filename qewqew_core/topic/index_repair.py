@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
 
 from qewqew_core.batch.reports import Damage
-from qewqew_core.disk.files import Descriptors, Files, write_new
+from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.files import Files, write_new
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry, Index

@@ -10,7 +10,8 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
-from qewqew_core.disk.files import Descriptors, Files, NotCopied
+from qewqew_core.disk.descriptors import Descriptors, NotCopied
+from qewqew_core.disk.files import Files
 from qewqew_core.disk.opening import adding
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD, Message

@@ -22,7 +22,8 @@ from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.batch.leases import HasBatches, Leases
 from qewqew_core.batch.stats import QueueStats
-from qewqew_core.disk.files import Closes, Descriptors, Files, remove_if_there
+from qewqew_core.disk.descriptors import Closes, Descriptors
+from qewqew_core.disk.files import Files, remove_if_there
 from qewqew_core.disk.opening import opening
 from qewqew_core.disk.reserve import with_room
 from qewqew_core.errors import Closed, CommitConflict, DiskFull, Empty, QewQewError

@@ -15,9 +15,10 @@ from qewqew_core.batch.batch_operations import BatchOperation
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.leases import Source
 from qewqew_core.batch.manifest import Manifest, Segment
-from qewqew_core.disk.engine import Engine, moved
-from qewqew_core.disk.files import Descriptors
+from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.engine import Engine
 from qewqew_core.disk.looking import replay_live
+from qewqew_core.disk.opening import moved
 from qewqew_core.errors import BadManifest, BatchConflict, Corrupt, QewQewError
 from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.tags import Filter
@@ -138,11 +139,11 @@ class ReaderBatches(Source):
         files, bases = self.files, {segment.file: segment.base for segment in segments}
         places.remove_tree(files, directory)
         places.make_home(files, self.stem, places.BATCHES)
-        files.make_directory(directory)
+        places.make_new(files, directory)
         for name, base in bases.items():
             block, link = os.path.join(topic_paths.data_of(self._directory), name), os.path.join(directory, name)
             files.link(block, link)
-            if not self._view.is_block_at(base, link):
+            if not all(self._view.is_block_at(base, path) for path in (block, link)):
                 raise moved(block, "reader")
         if self._view.is_unsynced():  # the batch is durable, so its messages must be
             self._sync_topic()

@@ -14,7 +14,8 @@ from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.disk import lock
-from qewqew_core.disk.files import Descriptors, Files, check_regular, is_at, remove_if_there, write_new
+from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.files import Files, check_regular, remove_if_there, write_new
 from qewqew_core.errors import Broken
 from qewqew_core.formats import zbus
 from qewqew_core.limits import now_ms
@@ -44,7 +45,7 @@ def open_lock(files: Files, fds: list[int], stem: str) -> None:
 
 def is_lock_of(files: Files, fd: int, stem: str) -> bool:
     """False if the reader was deleted, with its lock file, since that was opened: the lock of another file does not count."""
-    return is_at(files, fd, stem + LOCK)
+    return files.is_at(fd, stem + LOCK)
 
 
 def withdraw_witness(files: Files, stem: str) -> None:
@@ -131,6 +132,11 @@ def without_files(files: Files, stem: str, state: ReaderState) -> set[str]:
 
 def roll_forward_batches(files: Files, stem: str, state: ReaderState) -> None:
     """Make the files of batches agree with what is committed, wherever a process was killed."""
+    with files.entered():
+        _roll_forward(files, stem, state)
+
+
+def _roll_forward(files: Files, stem: str, state: ReaderState) -> None:
     for batch in state.batches.values():
         places.roll_forward_place(files, stem, batch)
         if batch.state == "leased" and batch.attempt > 1:

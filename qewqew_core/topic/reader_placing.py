@@ -8,7 +8,8 @@ from functools import cached_property
 from operator import itemgetter
 
 from qewqew_core.disk import journal
-from qewqew_core.disk.files import Descriptors, Files
+from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.files import Files
 from qewqew_core.disk.reserve import Reserve
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import zbus

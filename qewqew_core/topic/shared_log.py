@@ -16,10 +16,11 @@ from typing import Any
 
 from qewqew_core.batch import places
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.engine import Engine, Gate, moved
-from qewqew_core.disk.files import Descriptors, check_regular, close_first, read_all
+from qewqew_core.disk.descriptors import Descriptors, close_first
+from qewqew_core.disk.engine import Engine, Gate
+from qewqew_core.disk.files import check_regular, read_all
 from qewqew_core.disk.journal import Journal
-from qewqew_core.disk.opening import opening
+from qewqew_core.disk.opening import moved, opening
 from qewqew_core.disk.reserve import Reserve
 from qewqew_core.errors import Broken, Closed, DiskFull, Locked
 from qewqew_core.formats import zbus
@@ -34,6 +35,7 @@ from qewqew_core.topic.topic_paths import LOCK, LOG, batch_name, log_of, rdx_of,
 from qewqew_core.topic.view import Position
 
 CALLS_IN_TURN = 128  # so often a consumer takes the lock before those who wait for it
+_OPEN_AGAIN = 20  # so often others may delete the reader while it is opened
 
 
 class Consumer:
@@ -98,6 +100,7 @@ class SharedLog(Gate):
         self._lock_fds = Descriptors()
         self.room = Reserve(topic.files, log_of(topic.path))  # of the topic
         self._rdx_fds = Descriptors()
+        self._reopened = 0  # how often another process has deleted the lock file before we had it
         self._process = os.getpid()
 
     # The lock, and who has a part of it
@@ -149,6 +152,9 @@ class SharedLog(Gate):
             )
         if not engine.has_log:
             if not reader_files.is_lock_of(self._files, self._lock_fd, self._stem):
+                if self._reopened == _OPEN_AGAIN:
+                    raise moved(self._stem + LOCK, "reader")
+                self._reopened += 1
                 self.open_lock()
                 close_first(self._lock_fds)
                 self._depth -= 1

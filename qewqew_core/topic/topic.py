@@ -21,7 +21,8 @@ from qewqew_core import arguments
 from qewqew_core.batch import leases
 from qewqew_core.batch.reports import Report
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.files import Closes, Descriptors, Files, files_of, read_all, read_whole
+from qewqew_core.disk.descriptors import Closes, Descriptors
+from qewqew_core.disk.files import Files, files_of, read_all, read_whole
 from qewqew_core.disk.opening import opening
 from qewqew_core.errors import BadArgument, Broken, Closed, Corrupt, Locked, QewQewError
 from qewqew_core.formats import zbus
@@ -100,7 +101,7 @@ class Topic(HasHeader, Closes):
         self._opening = True
         self.block_size = arguments.check_whole("block_size", block_size, 1, zbus.LARGEST_BLOCK)
         self.sync = arguments.check_choice("sync", sync, ("commit", "never"))
-        wanted = None if dialect is None else zbus.check_dialect(dialect)
+        self._wanted = None if dialect is None else zbus.check_dialect(dialect)
         self.lock_timeout = arguments.check_timeout("lock_timeout", lock_timeout)
         self.min_free_bytes = arguments.check_whole("min_free_bytes", min_free_bytes, 0, sys.maxsize)
         self.log_bytes = arguments.check_whole("log_bytes", log_bytes, 1, journal.MOST_LOG_BYTES)
@@ -115,16 +116,15 @@ class Topic(HasHeader, Closes):
         self.max_attempts, self.retention, self.retention_bytes = max_attempts, retention, retention_bytes
         self.path = topic_paths.check_topic_path(path)
         self.name = os.path.basename(self.path)
-        self.files = files_of(_files, self.path)
+        self.files = files_of(_files, self.path, self.path)
         self._lock = threading.RLock()
-        self._wanted = wanted
         self._writer: Writer | None = None
         self._sessions = 0
-        with opening(self.path, "topic"):
-            topic_recovery.make_directories(self.files, self.path)
+        with self.files.entering(), opening(self.path, "topic"), self.files.entered():
+            topic_recovery.enter_directories(self.files, self.path)
             self.dialect = self._recovered_dialect()
-        if wanted is not None and wanted != self.dialect:
-            raise BadArgument(f"the topic {self.path} is in dialect {self.dialect}, not {wanted}")
+            if self._wanted not in (None, self.dialect):
+                raise BadArgument(f"the topic {self.path} is in dialect {self.dialect}, not {self._wanted}")
         self._closed = self._opening = False
         _open_topics.add(self)
 
@@ -464,7 +464,7 @@ class Topic(HasHeader, Closes):
             try:
                 if not self._closed and self._writer is not None and self._writer.engine.is_open:
                     self.trim_quietly()
-                    with opening(self.path, "topic"):
+                    with opening(self.path, "topic"), self.files.entered():
                         # While Python ends, nothing can be imported any more.
                         for name in () if sys.is_finalizing() else names_of_readers(self.files, self.path):
                             if not reader_inspection.was_closed(self.files, self.path, name):
@@ -473,6 +473,7 @@ class Topic(HasHeader, Closes):
                 self._closed = True
                 if self._writer is not None:
                     self._writer.close()
+                self.files.leave()  # readers go on by the path
                 _open_topics.discard(self)
 
     def __del__(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from qewqew_core import arguments
 from qewqew_core.batch.stats import QueueStats
-from qewqew_core.disk.files import Files, list_if_there
+from qewqew_core.disk.files import Files, files_of, list_if_there
 from qewqew_core.disk.looking import look_again
 from qewqew_core.disk.opening import opening
 from qewqew_core.errors import Corrupt
@@ -44,7 +44,7 @@ def inspect_topic(path: str | os.PathLike[str]) -> tuple[TopicStats, dict[str, R
     Raises `BadPath` if there is no topic, and `Corrupt`.
     """
     directory = topic_paths.check_topic_path(path)
-    files = Files()
+    files = files_of(None, directory)
 
     def look() -> tuple[TopicStats, dict[str, ReaderState]]:
         with closing(View.of(files, directory)) as view:
@@ -119,7 +119,7 @@ def inspect_reader(path: str | os.PathLike[str], name: str) -> QueueStats:
 
 
 def _inspect_reader(directory: str, name: str) -> QueueStats:
-    files = Files()
+    files = files_of(None, directory)
     if not files.exists(topic_paths.index_of(directory)):
         return QueueStats(0, 0, 0, None, 0, 0, 0, 0)
     with closing(View.of(files, directory)) as view:

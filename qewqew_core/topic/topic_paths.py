@@ -23,6 +23,7 @@ from qewqew_core.formats import zbus
 
 LOG = ".wal"  # of logs: a name that no cleaner and no rotation of logs matches
 LOCK = ".lock"
+DIRECTORIES = "data", "reader", "state"
 
 
 def check_topic_path(path: str | os.PathLike[str]) -> str:
@@ -103,7 +104,7 @@ def is_topic(directory: str) -> bool:
 def _others(directory: str) -> set[str]:
     """The names in a directory that are not those of a topic: one that is being made, or damaged, may have no index."""
     own = (os.path.basename(directory) + suffix for suffix in (LOCK, LOG, LOG + ".tmp", ".idx", ".idx.tmp", RESERVE))
-    return set(DISK.list(directory)) - {"data", "reader", "state", *own}
+    return set(DISK.list(directory)) - {*DIRECTORIES, *own}
 
 
 def check_reader_name(name: object) -> str:

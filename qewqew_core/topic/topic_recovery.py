@@ -26,18 +26,8 @@ from collections.abc import Callable
 
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.files import (
-    Descriptors,
-    Files,
-    check_regular,
-    close_all,
-    drop_cached,
-    is_at,
-    read_all,
-    read_whole,
-    remove_if_there,
-    write_new,
-)
+from qewqew_core.disk.descriptors import Descriptors, close_all
+from qewqew_core.disk.files import Files, check_regular, drop_cached, read_all, read_whole, remove_if_there, write_new
 from qewqew_core.disk.journal import Journal
 from qewqew_core.disk.reserve import Reserve, with_room
 from qewqew_core.errors import BadArgument, Corrupt, Locked
@@ -48,7 +38,7 @@ from qewqew_core.limits import LIMITS, now_ms
 from qewqew_core.topic import topic_log, witness
 from qewqew_core.topic.blocks import Blocks
 from qewqew_core.topic.topic_log import Replayed
-from qewqew_core.topic.topic_paths import LOG, stem_of
+from qewqew_core.topic.topic_paths import DIRECTORIES, LOG, stem_of
 from qewqew_core.topic.topic_state import Block, Redo, TopicState
 from qewqew_core.topic.view import View
 
@@ -96,18 +86,24 @@ def _recover(
     return _journal(blocks, found, fds), state  # the log of a topic that was closed goes on
 
 
-def make_directories(files: Files, path: str) -> None:
-    """Make the directories of a topic that are missing, durably."""
+def enter_directories(files: Files, path: str) -> None:
+    """Enter the directories of a topic; those that are missing are made, durably."""
     lock.check_system(path)
-    for directory in (path, *(os.path.join(path, name) for name in ("data", "reader", "state"))):
-        if not files.is_directory(directory):
-            try:
-                files.make_directory(directory)
-            except FileExistsError:
-                if not files.is_directory(directory, follow=True):
-                    raise
-                continue  # somebody else makes it too
-            files.sync_directory(os.path.dirname(directory))
+    if not files.is_directory(path, follow=True):
+        _make_directory(files, path)
+    files.enter()
+    for directory in (os.path.join(path, name) for name in DIRECTORIES):
+        try:
+            files.keep(directory)
+        except FileNotFoundError:
+            _make_directory(files, directory)
+            files.keep(directory)
+
+
+def _make_directory(files: Files, directory: str) -> None:
+    with contextlib.suppress(FileExistsError):  # somebody else makes it too
+        files.make_directory(directory)
+        files.sync_directory(os.path.dirname(directory))
 
 
 # Step 1
@@ -154,7 +150,7 @@ def _own_log(files: Files, path: str, log_fd: list[int]) -> None:
         check_regular(files.status(log_fd[0]), path)
         if not lock.whole_at_last(log_fd[0]):
             raise Locked("another process appends to the topic, though its lock file was removed; close it there", path=path)
-        if is_at(files, log_fd[0], path):
+        if files.is_at(log_fd[0], path):
             return
         close_all(log_fd)  # its owner has replaced it meanwhile
 

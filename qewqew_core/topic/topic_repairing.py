@@ -26,7 +26,8 @@ from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.batch.reports import Damage, RepairReport, Report
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.files import Descriptors, Files, files_of, read_whole, write_new
+from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.files import Files, files_of, read_whole, write_new
 from qewqew_core.disk.opening import opening
 from qewqew_core.disk.reserve import Reserve
 from qewqew_core.errors import BadPath, Corrupt
@@ -370,7 +371,7 @@ def repair_topic(
     full = topic_paths.check_topic_path(path)
     timeout = arguments.check_timeout("lock_timeout", lock_timeout)
     with opening(full, "topic", "repair it again"):
-        return _repair(files_of(_files, full), full, dialect, timeout)
+        return _repair(files_of(_files, full, full), full, dialect, timeout)
 
 
 def _repair(files: Files, full: str, dialect: Literal["A", "B", "C"] | None, timeout: float) -> RepairReport:

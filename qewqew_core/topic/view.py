@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Self
 
 from qewqew_core.batch.segments import RawMessages, Walk
-from qewqew_core.disk.files import Descriptors, Files, NotCopied, close_each, is_at
+from qewqew_core.disk.descriptors import Descriptors, NotCopied, close_each
+from qewqew_core.disk.files import Files
 from qewqew_core.disk.looking import replay_live
 from qewqew_core.disk.opening import opening
 from qewqew_core.errors import BadPath, Corrupt
@@ -474,7 +475,7 @@ class View(NotCopied):
     def is_block_at(self, base: int, path: str) -> bool:
         """Whether the file at the path is the block that is read here. True if it was not read, or many others since."""
         fd = self._blocks.get(base)
-        return fd is None or is_at(self._files, fd, path)
+        return fd is None or self._files.is_at(fd, path)
 
     def read(self, base: int, at: int, size: int, least: int = sys.maxsize) -> bytes:
         """Bytes of a block. Raises `Corrupt` if the file is missing or too short; never returns zeros instead. ``least``:
@@ -492,9 +493,6 @@ class View(NotCopied):
         self._blocks.move_to_end(base)  # the last one used is closed last
         data = self._files.read(fd, size, at)
         if len(data) < min(size, least):
-            raise Corrupt(
-                f"the file ends before the messages do, which end at {at + size} or later",
-                path=self.block_path(base),
-                offset=at + len(data),
-            )
+            said = f"the file ends before the messages do, which end at {at + size} or later"
+            raise Corrupt(said, path=self.block_path(base), offset=at + len(data))
         return data

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 
-from qewqew_core.disk.files import Descriptors, Files
+from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.files import Files
 from qewqew_core.errors import Corrupt
 from qewqew_core.topic.topic_paths import LOCK, LOG, lock_of, log_of
 

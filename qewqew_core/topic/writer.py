@@ -16,9 +16,10 @@ from itertools import chain
 from typing import cast
 
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.engine import Engine, moved
-from qewqew_core.disk.files import Files, NotCopied, is_at
-from qewqew_core.disk.opening import opening
+from qewqew_core.disk.descriptors import NotCopied
+from qewqew_core.disk.engine import Engine
+from qewqew_core.disk.files import Files
+from qewqew_core.disk.opening import moved, opening
 from qewqew_core.errors import DiskFull, Full, QewQewError
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry
@@ -115,7 +116,7 @@ class Writer(NotCopied):
         """
         log = self.engine.log
         for fd, path in ((log.fd, log.path), *self._blocks.open_files()):
-            if not is_at(self._blocks.files, fd, path):
+            if not self._blocks.files.is_at(fd, path):
                 raise self.engine.poison(moved(path, "topic"))
 
     def settle(self, error: BaseException) -> None:

@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing of everything that parses bytes from disk: python tests/fuzz/fuzz.py TARGET [libFuzzer options].
 
-TARGET is one of split, chain, log, manifest, topic_log, reader_log, topic. Needs atheris (of the dev group). Starts from
+TARGET is one of split, chain, log, manifest, topic_log, reader_log, topic, request. Needs atheris (of the dev group). Starts from
 `corpus/TARGET`; new inputs go into the first directory given, for example::
 
     mkdir -p .cache/fuzz/log
@@ -13,6 +13,7 @@ crash-… in the present directory; `fuzz.py TARGET crash-…` runs it alone.
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def main() -> None:
         sys.exit(__doc__)
     target = sys.argv.pop(1)
     fuzz_targets.use_private_directory()
+    logging.disable(logging.WARNING)  # a target would warn of each input
     options = [f"-max_len={fuzz_targets.MAX_BYTES}", "-timeout=10", "-rss_limit_mb=1024", "-print_final_stats=1"]
     reruns = any(Path(argument).is_file() for argument in sys.argv[1:])
     seeds = [] if reruns else [str(fuzz_targets.CORPUS / target)]

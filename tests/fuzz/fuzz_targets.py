@@ -32,7 +32,7 @@ from qewqew_core.formats import zbus
 from qewqew_core.formats.chunk import BEGIN, MAX_ID, POINTERS, frame, split, successor
 from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.tags import Filter
-from qewqew_core.queue import json_operations
+from qewqew_core.queue import group_commit, json_operations
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.operations import Append, Extent, NewChunk, PutKey, Take
 from qewqew_core.queue.state import State
@@ -896,6 +896,9 @@ class _Nobody:
     def is_kept(self, batch: Batch) -> None:
         return None
 
+    def check_ours(self, manifest_path: str) -> None:
+        pass
+
 
 def target_manifest(data: bytes) -> None:
     text = edited(data) if data and not data.startswith(b"{") else data
@@ -938,6 +941,60 @@ def plain_segment(folder: str, segment: manifest.Segment) -> list[bytes] | None:
     return found if right else None
 
 
+# The request of a stage: a byte that says whether the checksum is made right (1) and the sizes of runs are (2), and its bytes
+# behind the checksum. A leader puts it as it is, or leaves it to its stage, or sets it aside.
+
+_TERMS = group_commit.Terms(64, 7)
+_STORED = b"stored already.."
+
+
+def plain_request(data: bytes) -> tuple[bytes | None, list[bytes]] | str:
+    """Its key and records; else what it becomes."""
+    head = data[:40]
+    if len(head) < 40 or head[:20] != b"QEWQPUT1" + _TERMS.chunk_size.to_bytes(4) + _TERMS.min_free_bytes.to_bytes(8):
+        return ".put"
+    key, runs = head[20:36], int.from_bytes(head[36:])
+    at, records = 40 + 8 * runs, list[bytes]()
+    if at > len(data):
+        return ".refused"
+    for run in range(40, at, 8):
+        count, size = int.from_bytes(data[run : run + 4]), int.from_bytes(data[run + 4 : run + 8])
+        found, end, whole = plain_split(data[at : at + size], None)
+        most = max(map(len, found), default=MAX_BYTES)  # and no run is empty
+        if not whole or (len(found), end) != (count, size) or 2 + most > _TERMS.chunk_size - BEGIN:
+            return ".refused"
+        records += found
+        at += size
+    if at != len(data):
+        return ".refused"
+    return ".put" if key == _STORED else (None if key == bytes(16) else key, records)
+
+
+def target_request(data: bytes) -> None:
+    flags, rest = data[0] if data else 0, data[1:]
+    if flags & 2 and len(rest) >= 40:
+        runs = min(int.from_bytes(rest[36:40]), (len(rest) - 40) // 8)
+        rest = rest[:36] + runs.to_bytes(4) + rest[40:]
+    checksum = zlib.crc32(rest) if flags & 1 else 0
+    expected = plain_request(rest) if checksum == zlib.crc32(rest) else ".put"
+    with tempfile.TemporaryDirectory() as folder:
+        staged, name, files = Path(folder, "q.staged"), "1-a.0123456789abcdef", Watched()
+        staged.mkdir()
+        (staged / f"{name}.put").write_bytes(checksum.to_bytes(4) + rest)
+        asked = group_commit.keys_asked(files, f"{folder}/q")
+        assert set(asked) <= {rest[20:36]}
+        assert not any(asked.values())
+        puts = list(group_commit.take_along(files, f"{folder}/q", _TERMS, lambda key: key == _STORED))
+        found = [(put.key, [one for run in put.framed for one in plain_split(bytes(run.frames), None)[0]]) for put in puts]
+        suffix = expected if isinstance(expected, str) else ".taken"
+        assert found == ([] if isinstance(expected, str) else [expected])
+        assert os.listdir(staged) == [name + suffix]
+        files.check()
+        if found:
+            group_commit.give_back(files, puts)
+            assert os.listdir(staged) == [f"{name}.put"]
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "split": target_split,
     "chain": target_chain,
@@ -946,6 +1003,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "topic_log": target_topic_log,
     "reader_log": target_reader_log,
     "topic": target_topic,
+    "request": target_request,
 }
 CORPUS = Path(__file__).parent / "corpus"
 MAX_BYTES = 4096  # of a file of the corpus

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import struct
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -41,10 +42,10 @@ def logs() -> Iterator[bytes]:
                     for step in range(luck.randrange(2, 14)):
                         operate(q, luck, f"{session} {step}")
                         if luck.random() < 0.2:
-                            yield path.with_name("q.log").read_bytes().rstrip(b"\0")
-                    yield path.with_name("q.log").read_bytes().rstrip(b"\0")
-                if path.with_name("q.log").exists():
-                    yield path.with_name("q.log").read_bytes()
+                            yield path.with_name("q.wal").read_bytes().rstrip(b"\0")
+                    yield path.with_name("q.wal").read_bytes().rstrip(b"\0")
+                if path.with_name("q.wal").exists():
+                    yield path.with_name("q.wal").read_bytes()
 
 
 def operate(q: Queue, luck: random.Random, key: str) -> None:
@@ -156,10 +157,23 @@ def splits() -> Iterator[bytes]:
             yield from (frames, frames[:-1], frames + b"\0", frames + b"\0\5a")
 
 
+def requests() -> Iterator[bytes]:
+    """Requests as stages write them, under a key or none, on our terms or others; and with one thing changed."""
+    for records in ([], [[b"a"]], [[b"a", b""], [b"x" * 40]], [[b"y"] * 9], [[b"too large" * 9]]):
+        for key, terms in ((b"k" * 16, (64, 7)), (bytes(16), (64, 7)), (b"stored already..", (64, 7)), (bytes(16), (64, 8))):
+            runs = [(run, frame(run)) for run in records]
+            head = struct.pack(">8sIQ16sI", b"QEWQPUT1", *terms, key, len(runs))
+            sizes = b"".join(struct.pack(">II", len(run), len(frames)) for run, frames in runs)
+            good = head + sizes + b"".join(frames for _, frames in runs)
+            yield from (bytes([flags]) + good for flags in range(4))
+            yield from (b"\1" + bad for bad in (good[:-1], good + b"\0", good[:36] + b"\0\0\0\7" + good[40:]))
+            yield from (b"\1" + good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :] for at in range(0, len(good), 3))
+
+
 if __name__ == "__main__":
     fuzz_targets.use_private_directory()
     every = {"log": logs(), "chain": chains(), "manifest": manifests(), "split": splits()}
-    every |= {"topic_log": topic_logs(), "reader_log": reader_logs(), "topic": topics()}
+    every |= {"topic_log": topic_logs(), "reader_log": reader_logs(), "topic": topics(), "request": requests()}
     for name, seeds in every.items():
         home = Path(sys.argv[1], name)
         home.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,11 @@ def test_a_stage_that_is_interrupted_while_it_begins_goes_on(
 ) -> None:
     """Another process that opens the queue removes files whose claim is not locked."""
     monkeypatch.setattr(LIMITS, "spill_bytes", 100)
-    for number, interrupt in enumerate(interrupts(every, ["queue/stage", "disk/lock", "disk/files", "batch/places"], quick=5)):
+    for number, interrupt in enumerate(
+        interrupts(
+            every, ["queue/stage", "disk/lock", "disk/files", "disk/descriptors", "disk/directories", "batch/places"], quick=5
+        )
+    ):
         path = tmp_path / str(number)
         stage = Stage(path, sync="never")
         try:

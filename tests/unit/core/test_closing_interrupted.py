@@ -37,6 +37,8 @@ MODULES = (
     "disk/journal",
     "queue/session",
     "disk/files",
+    "disk/descriptors",
+    "disk/directories",
     "queue/stamp",
 )
 

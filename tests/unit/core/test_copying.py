@@ -19,7 +19,7 @@ import pytest
 
 import qewqew_core
 from qewqew_core import Queue, Reader, Stage, Topic
-from qewqew_core.disk.files import NotCopied
+from qewqew_core.disk.descriptors import NotCopied
 
 COPIES: list[Callable[[Any], object]] = [copy.copy, copy.deepcopy, pickle.dumps]
 OWNED = {"Descriptors", "Lock", "RLock", "Condition", "Event", "socket", "Bell", "HeaderLock", "Journal", "Engine", "Stage"}

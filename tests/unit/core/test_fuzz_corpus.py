@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from qewqew_core.formats import zbus
+from qewqew_core.queue.writing import Framed
 from qewqew_core.topic import reader_log
 from qewqew_core.topic.reader_state import ReaderState
 from qewqew_core.topic.topic_state import Block
@@ -67,6 +68,10 @@ def load_without_flights(body: bytes, load: Callable[[bytes], ReaderState] = rea
     return state
 
 
+def unchecked(run: Framed, *_: object) -> Framed:
+    return run
+
+
 def check_head_of_any_number(data: bytes, start: int, at: int, *_: object) -> tuple[int, int]:
     number, _, length = zbus.keys_at(data, at - start + zbus.NUMBER_AT)
     return at + zbus.HEAD + length, number
@@ -80,6 +85,7 @@ MUTANTS = {
     "topic_log": ("qewqew_core.topic.topic_state.Block.append", append_without_checksum),
     "reader_log": ("qewqew_core.topic.reader_log._load", load_without_flights),
     "topic": ("qewqew_core.formats.zbus.check_head", check_head_of_any_number),
+    "request": ("qewqew_core.queue.group_commit._checked", unchecked),
 }
 
 

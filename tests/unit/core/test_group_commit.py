@@ -24,9 +24,11 @@ from test_failing_calls import NEVER, FailingDisk
 from qewqew_core import Broken, DiskFull, Locked, Queue, Stage
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.files import Descriptors, Files
+from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.files import Files
 from qewqew_core.keys import key_hash
 from qewqew_core.limits import LIMITS
+from qewqew_core.queue import group_commit
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.group_commit import Request, Terms
 
@@ -612,3 +614,41 @@ def test_a_request_that_somebody_else_has_removed_is_never_taken_for_stored(tmp_
     waiting.join(60)
     assert isinstance(waiting.error, Broken)
     is_plain(tmp_path / "q", [b"first"])
+
+
+FRAME = b"\0\5forge"
+FORGED = {  # runs as they are counted, frames, number of runs, name
+    "more records than there are": ([(3, 7)], FRAME, 1, "0123456789abcdef"),
+    "records in no bytes": ([(5, 0)], b"", 1, "0123456789abcdef"),
+    "no records": ([(0, 0)], b"", 1, "0123456789abcdef"),
+    "more bytes than there are": ([(1, 100)], FRAME, 1, "0123456789abcdef"),
+    "more runs than there are": ([(1, 7)], FRAME, 1 << 31, "0123456789abcdef"),
+    "a record that is cut": ([(1, 7)], b"\1\xf4forge", 1, "0123456789abcdef"),
+    "a byte too many": ([(1, 8)], FRAME + b"x", 1, "0123456789abcdef"),
+    "bytes that nobody counts": ([(1, 7)], FRAME + b"xyz", 1, "0123456789abcdef"),
+    "a record that no chunk takes": ([(1, 502)], b"\1\xf4" + b"f" * 500, 1, "0123456789abcdef"),
+    "a name without an id": ([(1, 7)], FRAME, 1, "nothing"),
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_request_that_no_stage_has_written_is_named_and_keeps_nobody_from_a_commit(
+    forged: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs, frames, count, name = FORGED[forged]
+    path, size = tmp_path / "q", 300
+    (tmp_path / "q.staged").mkdir()
+    body = group_commit._HEAD.pack(group_commit._MAGIC, size, 0, bytes(16), count)
+    body += b"".join(group_commit._RUN.pack(*run) for run in runs) + frames
+    request = tmp_path / "q.staged" / f"feed.{name}{group_commit.PUT}"
+    request.write_bytes(group_commit._CRC.pack(crc32(body)) + body)
+    (tmp_path / "q.staged" / "feed").touch()
+    with Descriptors([os.open(tmp_path / "q.staged" / "feed", os.O_RDWR)]) as (claim,):
+        assert lock.whole(claim), "as a stage that lives"
+        for number in range(3):
+            with Stage(path, chunk_size=size) as stage:
+                stage.put(b"%d" % number)
+        refused = request.with_suffix(group_commit.REFUSED)
+        assert [file.name for file in (tmp_path / "q.staged").glob("feed.*")] == [refused.name]
+        assert caplog.text.count(f"{request}: no stage has written this request") == 1
+    is_plain(path, [b"0", b"1", b"2"])

@@ -20,16 +20,18 @@ from qewqew_core.queue import paths
 def no_answer(monkeypatch: pytest.MonkeyPatch, asked: Path, error: int) -> None:
     """Whoever asks for this file gets the error, as a disk gives it that is gone."""
 
-    def failing(call: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
-        def ask(path: Any, *more: Any, **named: Any) -> os.stat_result:
-            if path == str(asked):
-                raise OSError(error, os.strerror(error), str(asked))
-            return call(path, *more, **named)
+    def failing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(path: Any, *more: Any, dir_fd: int | None = None, **named: Any) -> Any:
+            home = "" if dir_fd is None else os.readlink(f"/proc/self/fd/{dir_fd}")
+            if isinstance(path, str) and os.path.join(home, path) == str(asked):
+                raise OSError(error, os.strerror(error), path)
+            return call(path, *more, dir_fd=dir_fd, **named)
 
         return ask
 
-    monkeypatch.setattr(os, "stat", failing(os.stat))
-    monkeypatch.setattr(os, "lstat", failing(os.lstat))
+    for name in ("stat", "open"):
+        monkeypatch.setattr(os, name, failing(getattr(os, name)))
+    monkeypatch.setattr(os, "lstat", lambda path, **named: os.stat(path, follow_symlinks=False, **named))
 
 
 def use_queue(path: Path) -> list[bytes]:

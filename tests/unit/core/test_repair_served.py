@@ -20,7 +20,8 @@ from test_group_commit import Waiting, led, requests, until
 import qewqew_core.topic.topic_session
 from qewqew_core import Corrupt, Queue, Topic, repair, repair_topic
 from qewqew_core.disk import lock
-from qewqew_core.disk.files import DISK, Descriptors
+from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.files import DISK
 from qewqew_core.queue import group_commit, paths
 from qewqew_core.topic import topic_paths
 

@@ -15,7 +15,7 @@ from disk import NoSync
 from test_room import SmallDisk
 
 from qewqew_core import BadPath, Broken, Corrupt, DiskFull, Queue, Reader, Topic, repair, repair_topic
-from qewqew_core.disk.files import Descriptors
+from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.journal import SPARE
 from qewqew_core.disk.reserve import BYTES, FILES, SHARE, Reserve, means_full, with_room
 from qewqew_core.limits import LIMITS

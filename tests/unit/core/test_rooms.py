@@ -79,7 +79,7 @@ def test_no_module_uses_a_private_name_of_another() -> None:
 
 
 # Below the seam, or beside it: a bell is nothing that is stored; the command line and the tools work on files of the user.
-TOUCHES_FILES = ("disk.files", "disk.bell", "cli.", "tools.")
+TOUCHES_FILES = ("disk.files", "disk.directories", "disk.descriptors", "disk.bell", "cli.", "tools.")
 OF_OS = {  # what of `os` touches no file that has a name
     *("PathLike", "fspath", "fsencode", "fsdecode", "sep", "SEEK_SET", "urandom", "getpid", "register_at_fork", "stat_result"),
     *("geteuid", "path.splitext"),

@@ -47,6 +47,8 @@ MODULES = (
     "topic/outgoing",
     "topic/view",
     "disk/files",
+    "disk/descriptors",
+    "disk/directories",
 )
 
 

@@ -1,0 +1,234 @@
+"""The directory of a store, opened once, and how everything in it is reached: from that descriptor, and through no link.
+
+Others may write in the directory too, and may put anything at a name at any moment, also a link in the place of a directory that
+was looked at just before. So nothing is looked up by its whole path twice. What they have put there is refused, never used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from threading import get_ident
+from typing import Any, TypeVar
+
+from qewqew_core.disk.descriptors import Closes, Descriptors, close_each
+
+T = TypeVar("T")
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_OTHERS_WRITE = 0o022
+
+
+class Foreign(PermissionError):
+    """Something in the place of ours belongs to somebody else, who may read what we write, or change what we read."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(errno.EPERM, "it belongs to another user", path)
+
+
+class _Open(dict[str, int], Closes):
+    """The descriptors of directories, by their paths. ``passing``: they are closed after one call."""
+
+    def __init__(self, passing: bool = False) -> None:
+        self._passing = passing
+
+    def open(self, path: str, name: str, flags: int, above: int | None) -> None:
+        """An interrupt finds it opened and in the dictionary, or neither."""
+        try:
+            self.update(zip((path,), map(partial(os.open, dir_fd=above), (name,), (_DIRECTORY | flags,)), strict=True))
+        except OSError as error:
+            error.filename = path
+            raise
+
+    def close_below(self, path: str) -> None:
+        """What is at the path now, or below it, is another directory."""
+        if gone := [each for each in self if each == path or each.startswith(path + "/")]:
+            close_each(self, *gone)
+
+    def pass_on(self) -> None:
+        if self._passing:
+            self.close()
+
+    def close(self) -> None:
+        close_each(self)
+
+    def __del__(self) -> None:
+        if self:
+            self.close()
+
+
+class Directories:
+    """What `Files` reaches files with. Before `reach_from`, and outside of the directory, every path is one of the user's."""
+
+    _base = ""  # the directory of the store …
+    _below = ""  # … with what the paths in it begin …
+    _owned_as: tuple[str, ...] = ()  # … and whose it is: that of the first of these that is there
+    _kept: _Open | None = None  # it, and directories in it, from `enter` to `leave`
+    _is_shared = False  # others may write in it, so that we look whose each file is
+    _entered: dict[int, _Open]  # by thread
+
+    def reach_from(self, base: str, owned_as: tuple[str, ...]) -> None:
+        """Files of the store in the directory ``base`` come next."""
+        self._base = base.rstrip("/") or "/"
+        self._below, self._owned_as = os.path.join(self._base, ""), owned_as
+        self._kept, self._is_shared, self._entered = None, False, {}
+
+    def enter(self) -> None:
+        """Open the directory, and keep it until `leave`."""
+        kept = _Open()
+        kept.open(self._base, self._base, 0, None)
+        status = os.fstat(kept[self._base])
+        self._kept, me = kept, os.geteuid()
+        is_others = me != 0 and status.st_uid not in (me, 0)
+        if is_others and self._base in self._owned_as:
+            raise Foreign(self._base)
+        self._is_shared = is_others or bool(status.st_mode & _OTHERS_WRITE)
+
+    def keep(self, path: str) -> None:
+        """Keep one in it, too: nobody removes it."""
+        assert self._kept is not None
+        self._step(self._kept, path, os.path.basename(path), self._kept[self._base])
+
+    @contextlib.contextmanager
+    def entering(self) -> Iterator[None]:
+        """The block opens a store: if it raises, `leave`."""
+        try:
+            yield
+        except BaseException:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Close them, once the calls that are under way in other threads have ended."""
+        self._kept = None
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """In the block, this thread opens each directory below once."""
+        if not self._base or get_ident() in self._entered:
+            yield
+            return
+        entered = self._entered
+        entered[get_ident()] = _Open()
+        try:
+            yield
+        finally:
+            entered.pop(get_ident()).close()
+
+    def _owners(self) -> set[int]:
+        """Whose the files of the store may be: ours, or root's, who may read everything anyway. Root works for others, too."""
+        if me := os.geteuid():
+            return {me, 0}
+        owners = {0, self._owner_of(self._base)}
+        for path in self._owned_as if self._base not in self._owned_as else ():
+            with contextlib.suppress(OSError):
+                return owners | {self._at(path, os.stat, follow_symlinks=False).st_uid}
+        return owners
+
+    def _owner_of(self, directory: str) -> int:
+        return self._in(directory, os.stat).st_uid
+
+    def _check_owner(self, fd: int, path: str) -> None:
+        if self._is_shared and os.fstat(fd).st_uid not in self._owners():
+            raise Foreign(path)
+
+    def _step(self, found: _Open, path: str, name: str, above: int) -> None:
+        """Open a directory in one that is open."""
+        if name in ("", ".", ".."):
+            raise OSError(errno.EINVAL, "no name of a file", path)
+        found.open(path, name, os.O_NOFOLLOW, above)
+        self._check_owner(found[path], path)
+
+    def _holding(self, directory: str) -> _Open | None:
+        """Open directories, with this one among them; None if it is one of the user's."""
+        if (kept := self._kept) is not None and directory in kept:
+            return kept
+        if not self._base or not f"{directory}/".startswith(self._below):
+            return None
+        kept = kept or _Open()
+        entered = self._entered.get(get_ident())
+        if entered is not None and directory in entered:
+            return entered
+        found = _Open(passing=True) if entered is None else entered
+        if (above := kept.get(self._base)) is None:
+            if self._base not in found:
+                found.open(self._base, self._base, 0, None)
+            above = found[self._base]
+        path = self._base
+        for name in directory[len(self._below) :].split("/") if directory != self._base else ():
+            path = os.path.join(path, name)
+            if path not in kept and path not in found:
+                self._step(found, path, name, above)
+            above = kept[path] if path in kept else found[path]
+        return found
+
+    def _at(self, path: str, act: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """``act`` on the name, in the open directory that it is in."""
+        home, name = os.path.split(path)
+        try:
+            found = self._holding(home)
+        except FileNotFoundError as error:
+            error.filename = path
+            raise
+        if found is None:
+            return act(path, *arguments, **named)
+        try:
+            return act(name, *arguments, dir_fd=found[home], **named)
+        except OSError as error:
+            error.filename = path
+            raise
+        finally:
+            found.pass_on()
+
+    def _from_to(self, source: str, target: str, act: Callable[..., None], **named: Any) -> None:
+        """The same with two names."""
+        (home, name), (other_home, other) = os.path.split(source), os.path.split(target)
+        found, others = self._holding(home), self._holding(other_home)
+        try:
+            act(
+                source if found is None else name,
+                target if others is None else other,
+                src_dir_fd=None if found is None else found[home],
+                dst_dir_fd=None if others is None else others[other_home],
+                **named,
+            )
+        except OSError as error:
+            error.filename, error.filename2 = source, target
+            raise
+        finally:
+            for each in (found, others):
+                if each is not None:
+                    each.pass_on()
+
+    def _in(self, directory: str, act: Callable[[str | int], T]) -> T:
+        """``act`` on the open directory, or on its path if it is one of the user's."""
+        found = self._holding(directory)
+        if found is None:
+            return act(directory)
+        try:
+            return act(found[directory])
+        except OSError as error:
+            if error.errno is not None:  # one of the system's, and not a `Broken`
+                error.filename = directory
+            raise
+        finally:
+            found.pass_on()
+
+    def _gone(self, path: str) -> None:
+        """A directory was renamed or removed."""
+        if (entered := self._entered.get(get_ident()) if self._base else None) is not None:
+            entered.close_below(path)
+
+
+def listed(act: Callable[[Any], T], directory: str | int) -> T:
+    """``act`` on a directory that it may list. One that is open it opens again: two who list one descriptor miss names."""
+    if isinstance(directory, str):
+        return act(directory)
+    try:
+        return act(f"/proc/self/fd/{directory}")  # takes fewer calls
+    except FileNotFoundError:  # no /proc
+        with Descriptors([os.open(".", _DIRECTORY, dir_fd=directory)]) as (fd,):
+            return act(fd)
