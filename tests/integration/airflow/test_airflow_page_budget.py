@@ -263,9 +263,9 @@ def bad_stores(directory: Path) -> dict[str, dict[str, str]]:
         return directory / name
 
     for name, suffix in (("header", ""), ("log", ".wal")):
-        for what in ("garbled", "cut", "linked", "gone", "directory", "socket"):
+        for what in ("garbled", "cut", "linked", "gone", "directory", "socket", "pipe"):
             spoil(Path(f"{queue(f'{name}-{what}')}{suffix}"), what, secret)
-    for what in ("garbled", "cut", "linked", "gone", "directory", "socket"):
+    for what in ("garbled", "cut", "linked", "gone", "directory", "socket", "pipe"):
         for number, file in enumerate(sorted(one.name for one in topic(f"topic-{what}").iterdir())):
             where = topic(f"topic-{what}-{number}")
             spoil(where / file, what, secret)
@@ -295,6 +295,8 @@ def spoil(path: Path, what: str, secret: Path) -> None:
             path.mkdir()
         case "socket":
             os.mknod(path, stat.S_IFSOCK | 0o600)
+        case "pipe":
+            os.mkfifo(path)
 
 
 @pytest.mark.quick("a viewer is told nothing of paths, hosts and links")

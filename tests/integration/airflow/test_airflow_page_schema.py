@@ -7,8 +7,8 @@ from typing import Any
 
 import hypothesis
 import pytest
+from asking import FROM_THE_PAGE, PAGE, Login, dead_batch
 from hypothesis import strategies
-from test_airflow_page import FROM_THE_PAGE, PAGE, Login, application, client, dead_batch  # noqa: F401
 
 from qewqew_core import Queue
 
@@ -22,7 +22,7 @@ HASTE = hypothesis.settings(max_examples=200, deadline=None, suppress_health_che
 @pytest.mark.parametrize("role", ["viewer", "admin"])
 def test_no_request_that_schemathesis_makes_is_answered_with_an_error_of_the_server(
     directory: Path,
-    client: Login,  # noqa: F811
+    client: Login,
     role: str,
     mode: str,
 ) -> None:
