@@ -151,7 +151,11 @@ def _row(hook: QewQewHook, name: str, describe: Callable[[str], dict[str, Any]])
     try:
         return {"name": name, **describe(hook.path(name))}
     except (QewQewError, OSError) as error:
-        return {"name": visible(name), "error": explained(error)}
+        said = explained(error)
+    except Exception as error:  # whatever is in it, it hides no other store
+        _logger.exception("%r cannot be shown", name)
+        said = f"{type(error).__name__}: see the log of the API server"
+    return {"name": visible(name), "error": said}
 
 
 def queue_row(path: str) -> dict[str, Any]:

@@ -392,6 +392,25 @@ def test_an_unexpected_error_has_no_traceback(directory: Path, client: Login, mo
     assert "Traceback" not in answer.text
 
 
+def test_a_store_with_an_unexpected_error_is_one_row(
+    directory: Path, client: Login, monkeypatch: pytest.MonkeyPatch, fresh: None
+) -> None:
+    from qewqew_airflow.page import contents
+
+    def fail(path: str) -> dict[str, Any]:
+        raise RuntimeError("a secret of the code")
+
+    dead_batch(directory, [b"x"])
+    Topic(directory / "clicks").close()
+    monkeypatch.setattr(contents, "topic_row", fail)
+    found = only_connection(client("op"))
+    assert [row["waiting"] for row in found["queues"]] == [0]
+    (row,) = found["topics"]
+    assert row["name"] == "clicks"
+    assert row["error"].startswith("RuntimeError: ")
+    assert "secret" not in row["error"]
+
+
 # Acting
 
 
