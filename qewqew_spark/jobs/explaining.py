@@ -16,6 +16,7 @@ from pyspark.errors import (
 )
 
 from qewqew_core.errors import BadArgument, QewQewError
+from qewqew_core.secrecy import hide
 
 # Classes of SQL's states: a feature that is not supported, wrong data, an error of syntax or analysis.
 _WRONG = re.compile(r"SQLSTATE: (?:0A|22|42)")
@@ -60,7 +61,11 @@ def blamed_write(what: str) -> Iterator[None]:
 
 
 def explain(error: BaseException) -> str:
-    """The one line of an error that says what happened, out of the traces around it."""
+    """The one line of an error that says what happened, out of the traces around it, without secrets."""
+    return hide(_explained(error))
+
+
+def _explained(error: BaseException) -> str:
     text = str(error).strip()
     if isinstance(error, Py4JJavaError):
         text = text.partition("\n: ")[2] or text
