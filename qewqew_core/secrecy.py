@@ -27,12 +27,13 @@ _NAMED = r"(?<![\w.%-])(?P<name>(?>[\w.%-]+))\s{0,9}=\s{0,9}"  # and then `_VALU
 _VALUE = re.compile(r"""(?:"([^"]*)|'([^']*)|\{([^}]*)|([^\s;&,()"'{=][^\s;&,()"'{]*))""")
 _PEM = r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<pem>[^-]*)"
 _IN_TEXT = re.compile(f"{_PEM}|{_URL}|{_NAMED}")
+_NOTHING = {"", "true", "false", "none"}  # values that are no secrets
 _read: set[str] = set()  # the secrets that `resolved` has read
 
 
 def secrets_of(name: str, value: object) -> Iterator[str]:
     """The secrets in an option: its value if the name says so, or what in a value, a URL or JSON is one."""
-    if isinstance(value, bool) or value in (None, "", "true", "false") or _reference(value):
+    if str(value).lower() in _NOTHING or _reference(value):
         return
     if _is_secret(name):
         yield str(value)
@@ -99,7 +100,7 @@ def _places(text: str) -> Iterator[tuple[int, int]]:
         place: re.Match[str] | None = found if found.start() >= end else None
         if place and found["name"] is not None:
             place = _VALUE.match(text, found.end()) if _is_secret(unquote(found["name"])) else None
-        if place and place[place.lastindex or 0] not in ("", "true", "false"):
+        if place and place[place.lastindex or 0].lower() not in _NOTHING:
             start, end = place.span(place.lastindex or 0)
             yield start, end
 

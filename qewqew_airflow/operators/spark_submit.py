@@ -353,7 +353,9 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         if hook._connection["deploy_mode"] != "cluster":
             # A driver that outlives a killed task would write the batch at the same time as the retry.
             end = functools.partial(end_with, os.getpid())
-            hook.submit = functools.partial(hook.submit, preexec_fn=end)  # type: ignore[method-assign]
+            # Spark keeps rows in local directories, as the umask says.
+            private = {"umask": 0o077} if self._ready_made else {}
+            hook.submit = functools.partial(hook.submit, preexec_fn=end, **private)  # type: ignore[method-assign]
         return hook
 
     def _heard(self, line: str) -> str:

@@ -88,6 +88,23 @@ def exists(spark: SparkSession, path: str) -> bool:
     return bool(system.exists(target))
 
 
+def make_private(spark: SparkSession, path: str) -> None:
+    """Make the directory, if it is not there, for its owner alone, with all that is below; does nothing where there are no modes.
+
+    Hadoop takes no notice of the umask of the process.
+    """
+    target, system = _hadoop(spark, path)
+    permission: Any = spark.sparkContext._jvm.org.apache.hadoop.fs.permission.FsPermission  # type: ignore[union-attr]
+    if not system.exists(target):
+        system.mkdirs(target, permission("700"))
+    system.setPermission(target, permission("700"))
+    for status in system.listStatus(target):
+        if status.isDirectory():
+            make_private(spark, str(status.getPath()))
+        else:
+            system.setPermission(status.getPath(), permission("600"))
+
+
 def rename(spark: SparkSession, path: str, new: str) -> None:
     """Give a directory another name, replacing what has that name now."""
     target, system = _hadoop(spark, new)
