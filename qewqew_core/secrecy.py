@@ -1,6 +1,6 @@
 """What is a secret in an option, a URL or a text: this decides for command lines, errors, plans, reasons and logs alike.
 
-In place of a value, an option may be ``{"env": NAME}`` or ``{"file": PATH}``, also as JSON: whoever reads the option looks there.
+In place of a value, an option may be ``{"env": NAME}`` or ``{"file": PATH}``, also as JSON, which is looked up where the option is used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from qewqew_core.errors import BadArgument
 
-# Parts of names, in small letters and without signs. What ends in one of `_ABOUT` tells where a secret is, or of which kind.
+# Parts of names, in small letters and without signs. What ends in one of `_ABOUT` tells where a secret is, or its kind.
 _ABOUT = "s?(?:character|expiry|file|path|location|encoding|provider|class|type|ur[il]|endpoint|id|name|mechanism|length)+$"
 _NAME = re.compile(
     "(?:(?>passw(?:or[dt])?|passphrase|(?<!driver)(?<!executor)secret|(?<!max)token(?!iz)|credential|jaas|authorization|connectionstring"
@@ -27,7 +27,7 @@ _NAMED = r"(?<![\w.%-])(?P<name>(?>[\w.%-]+))\s{0,9}=\s{0,9}"  # and then `_VALU
 _VALUE = re.compile(r"""(?:"([^"]*)|'([^']*)|\{([^}]*)|([^\s;&,()"'{=][^\s;&,()"'{]*))""")
 _PEM = r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<pem>[^-]*)"
 _IN_TEXT = re.compile(f"{_PEM}|{_URL}|{_NAMED}")
-_NOTHING = {"", "true", "false", "none"}  # values that are no secrets
+_NOTHING = {"", "true", "false", "none"}  # values that hide nothing
 _read: set[str] = set()  # the secrets that `resolved` has read
 
 

@@ -354,7 +354,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             # A driver that outlives a killed task would write the batch at the same time as the retry.
             end = functools.partial(end_with, os.getpid())
             # Spark keeps rows in local directories, as the umask says.
-            private = {"umask": 0o077} if self._ready_made else {}
+            private: dict[str, Any] = {"umask": 0o077} if self._ready_made else {}
             hook.submit = functools.partial(hook.submit, preexec_fn=end, **private)  # type: ignore[method-assign]
         return hook
 
