@@ -1,6 +1,7 @@
 """What is a secret in an option, a URL or a text: this decides for command lines, errors, plans, reasons and logs alike.
 
-In place of a value, an option may be ``{"env": NAME}`` or ``{"file": PATH}``, also as JSON, which is looked up where the option is used.
+In place of a value, an option may be ``{"env": NAME}`` or ``{"file": PATH}``, also as JSON,
+which is looked up where the option is used.
 """
 
 from __future__ import annotations
