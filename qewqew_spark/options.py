@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 
+from qewqew_core import secrecy
 from qewqew_core.batch import store
 from qewqew_core.errors import BadArgument
 
@@ -81,9 +82,10 @@ class Options:
         raise BadArgument(f"the option {name!r} must be one of {', '.join(choices)}, not {text!r:.80}")
 
     def under(self, prefix: str) -> dict[str, str]:
-        """The options whose names start with ``prefix``, without it."""
+        """The options whose names start with ``prefix``, without it, and with the values that they refer to."""
         prefix = prefix.lower()
-        return {name[len(prefix) :]: value for name, value in self._given.items() if name.startswith(prefix)}
+        found = secrecy.resolved({name: value for name, value in self._given.items() if name.startswith(prefix)})
+        return {name[len(prefix) :]: value for name, value in found.items()}
 
     def check(self, what: str, known: Collection[str], prefixes: Collection[str] = ()) -> None:
         """Refuse options that ``what`` (like "a stream of a topic") does not know."""

@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 from airflow.sdk import Asset
 
 from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.shared.masking import masked
 from qewqew_core import BadArgument
 
 if TYPE_CHECKING:
@@ -49,4 +50,4 @@ def write_counts(context: Context, outlets: list[Any], counts: Mapping[str, Any]
     """Write ``counts`` into the ``extra`` of the events of the assets among the outlets of a task."""
     for outlet in outlets:
         if isinstance(outlet, Asset):
-            context["outlet_events"][outlet].extra = {**context["outlet_events"][outlet].extra, **counts}
+            context["outlet_events"][outlet].extra = {**context["outlet_events"][outlet].extra, **masked(counts)}

@@ -10,6 +10,7 @@ from airflow.sdk import BaseNotifier
 
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import make_key
+from qewqew_airflow.shared.masking import masked
 from qewqew_airflow.shared.records import encode
 from qewqew_airflow.shared.source import check_either
 from qewqew_core import BadArgument
@@ -52,7 +53,7 @@ class QewQewNotifier(BaseNotifier):
 
     def notify(self, context: Context) -> None:
         event = event_of(context)
-        record = encode({**event, "at": datetime.now(UTC).isoformat(), **(self.extra or {})}, 0)
+        record = encode({**event, "at": datetime.now(UTC).isoformat(), **masked(self.extra or {})}, 0)
         key = make_key("notice", *event.values())
         hook = QewQewHook(self.qewqew_conn_id)
         if self.topic is not None:
@@ -73,6 +74,7 @@ def event_of(context: Context) -> dict[str, Any]:
             raise BadArgument("the notifier is for callbacks of tasks and DAGs, but this context has neither ti nor dag_run")
         return {"dag_id": run.dag_id, "run_id": run.run_id, "state": _text(run.state)}
     exception = context.get("exception")
+    told = exception if exception is None or isinstance(exception, str) else f"{type(exception).__name__}: {exception}"
     return {
         "dag_id": ti.dag_id,
         "run_id": ti.run_id,
@@ -80,7 +82,7 @@ def event_of(context: Context) -> dict[str, Any]:
         "task_id": ti.task_id,
         "map_index": ti.map_index,
         "try_number": ti.try_number,
-        "exception": exception if exception is None or isinstance(exception, str) else f"{type(exception).__name__}: {exception}",
+        "exception": masked(told),
     }
 
 

@@ -19,6 +19,7 @@ from qewqew_airflow.keys import make_key, task_key
 from qewqew_airflow.links.qewqew import QewQewLink
 from qewqew_airflow.operators.batch import lease, numbers, still_ours
 from qewqew_airflow.shared import metrics
+from qewqew_airflow.shared.masking import masked
 from qewqew_airflow.shared.source import Source, Start
 from qewqew_core import BadArgument, Batch, BatchConflict, BatchExpired, BatchNotFound, Queue, Reader
 
@@ -248,7 +249,7 @@ class QewQewNackOperator(_EndLeaseOperator):
         if batch.state != "leased":
             self.log.info("Batch %s is already %s and stays so", batch.id, batch.state)
             return False
-        batch.nack(self.reason)
+        batch.nack(masked(self.reason))
         end = "now a dead letter" if batch.state == "dead" else "returned, the next lease gets it first"
-        self.log.info("Batch %s: %s (%s)", batch.id, end, self.reason)
+        self.log.info("Batch %s: %s (%s)", batch.id, end, batch.reason)
         return True

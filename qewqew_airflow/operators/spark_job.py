@@ -11,6 +11,7 @@ from typing import Any
 
 from qewqew_airflow.errors import SparkJobFailed
 from qewqew_core import BadArgument
+from qewqew_core.secrecy import hide, refuse_in_clear
 from qewqew_spark.jobs.output import Output, check_arguments
 
 # Parameters here that are arguments of the ready-made job, besides its outputs.
@@ -32,11 +33,27 @@ def check_job(outputs: Any, **arguments: Any) -> None:
     if not isinstance(outputs, Sequence) or isinstance(outputs, str):
         raise BadArgument(f"outputs must be a list of at least one output, each a dict, not {type(outputs).__name__}")
     parsed = [Output.from_fields(output) for output in outputs]
+    if isinstance(read_options := arguments.get("read_options"), Mapping):
+        refuse_in_clear("read_options", read_options)
     check_arguments(parsed, **{name: value for name, value in arguments.items() if value is not None})
     try:
         json.dumps(outputs)
     except (TypeError, ValueError) as error:
         raise BadArgument(f"outputs cannot be written as JSON: {error}") from error
+
+
+def check_settings(conf: Any, arguments: Any) -> None:
+    """Raise `BadArgument` for a secret among Spark's settings, or the arguments of another application."""
+    refuse_in_clear("conf", conf if isinstance(conf, Mapping) else {})
+    words = [str(each) for each in arguments] if isinstance(arguments, (list, tuple)) else []
+    for number, (before, word) in enumerate(zip(["", *words], words, strict=False)):
+        named = before if before.startswith("-") and not word.startswith("-") else f"argument {number}"
+        refuse_in_clear("application_args", {named: word}, "pass it with env_vars or in a file")
+
+
+def conf_of(conf: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Spark's settings as text: `{"env": …}` as JSON, which the ready-made job reads."""
+    return {name: json.dumps(value) if isinstance(value, Mapping) else value for name, value in (conf or {}).items()}
 
 
 def job_arguments(manifest: str, outputs: Sequence[Mapping[str, Any]], result: str | None, **arguments: Any) -> list[str]:
@@ -47,7 +64,7 @@ def job_arguments(manifest: str, outputs: Sequence[Mapping[str, Any]], result: s
     for name, value in arguments.items():
         if name == "read_options":
             for option, text in (value or {}).items():
-                command += ["--read-option", f"{option}={text}"]
+                command += ["--read-option", f"{option}={text if isinstance(text, str) else json.dumps(text)}"]
         elif value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]
     if result is not None:
@@ -80,7 +97,7 @@ def last_error(output: str) -> str:
     lines = output.splitlines()
     ours = [line for line in lines if line.startswith("qewqew: error: ")]
     named = [line for line in lines if re.match(r"(Caused by: )?[\w.$]*(Error|Exception): \S", line)]
-    return (ours or named or lines[:1] or ["no output"])[-1].removeprefix("qewqew: error: ")[:1000]
+    return hide((ours or named or lines[:1] or ["no output"])[-1].removeprefix("qewqew: error: "))[:1000]
 
 
 def ui_of(line: str, host: str) -> str | None:

@@ -19,6 +19,7 @@ from airflow.providers.common.compat.sdk import (
     AirflowFailException,
     AirflowNotFoundException,
     AirflowSkipException,
+    mask_secret,
 )
 from airflow.sdk import BaseHook
 from airflow.utils.net import get_hostname
@@ -33,9 +34,11 @@ from qewqew_airflow.operators import spark_job
 from qewqew_airflow.operators.batch import lease, numbers
 from qewqew_airflow.operators.spark_worker import check_java, end_with, end_with_supervisor, find_spark_submit
 from qewqew_airflow.shared import metrics
+from qewqew_airflow.shared.masking import masked
 from qewqew_airflow.shared.source import Source, Start
 from qewqew_core import BadArgument, Batch
 from qewqew_core.batch.store import store_of
+from qewqew_core.secrecy import refuse_in_clear, secrets_of
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -201,7 +204,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         except BaseException as error:  # AirflowTaskTimeout is a BaseException
             self._after_failure(context, hook, key, error)
             raise
-        self._result = {**numbers(batch), **leased.oldest, **report}
+        self._result = {**numbers(batch), **leased.oldest, **masked(report)}
         self._tell(context, batch, report)
         return self._result
 
@@ -243,6 +246,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     # Before the lease: check what can be checked, so that a wrong argument or worker leases nothing.
 
     def _check_job(self) -> None:
+        spark_job.check_settings(self.conf, self.application_args)
         if not self._ready_made:
             for name in ("outputs", *spark_job.JOB_ARGUMENTS):
                 if getattr(self, name) is not None:
@@ -271,6 +275,12 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             raise errors.SparkConnectionMissing(
                 f"connection {self._conn_id!r} does not name a Spark master; set its host, for example to local[*] or spark://host:7077"
             )
+        if master.startswith(("yarn", "k8s")):
+            told = "Airflow passes env_vars to YARN and Kubernetes that way; set it in the environment of the worker"
+            refuse_in_clear("env_vars", self.env_vars or {}, told)
+        for name, value in (self.env_vars or {}).items():
+            for secret in secrets_of(name, value):
+                mask_secret(secret)
         environment = {**os.environ, **(self.env_vars or {})}
         self._spark_binary = find_spark_submit(connection["spark_binary"], environment)
         check_java(environment)
@@ -309,6 +319,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         self._K8S_DRIVER_STATUS_KEY = f"k8s_driver_status.{batch.id}.{batch.made}"
         with tempfile.TemporaryDirectory(prefix="qewqew-") as directory:  # mode 0700
             result = os.path.join(directory, "result.json")
+            self.conf = spark_job.conf_of(self.conf)
             if self._ready_made:
                 place = result if self._driver_is_here else None
                 self.application_args = spark_job.job_arguments(manifest, self.outputs or (), place, **self._job_arguments())
@@ -342,7 +353,9 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         if hook._connection["deploy_mode"] != "cluster":
             # A driver that outlives a killed task would write the batch at the same time as the retry.
             end = functools.partial(end_with, os.getpid())
-            hook.submit = functools.partial(hook.submit, preexec_fn=end)  # type: ignore[method-assign]
+            # Spark keeps rows in local directories, as the umask says.
+            private: dict[str, Any] = {"umask": 0o077} if self._ready_made else {}
+            hook.submit = functools.partial(hook.submit, preexec_fn=end, **private)  # type: ignore[method-assign]
         return hook
 
     def _heard(self, line: str) -> str:
@@ -391,7 +404,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             with source.open(hook) as queue:
                 for batch in queue.batches():
                     if batch.key == key and batch.state == "leased":
-                        batch.nack(reason=f"{type(error).__name__}: {error}".splitlines()[0][:500])
+                        batch.nack(reason=masked(f"{type(error).__name__}: {error}".splitlines()[0])[:500])
                         metrics.ended(batch, connection=hook.qewqew_conn_id, **source.names())
                         self.log.info("Last try failed: batch %s was returned, the next lease of %s gets it", batch.id, source)
         except Exception as failure:  # this must not hide why the task failed

@@ -9,14 +9,16 @@ from urllib.parse import urlsplit
 from airflow.providers.common.compat.openlineage.facet import Dataset, OutputDataset, OutputStatisticsOutputDatasetFacet
 from airflow.providers.openlineage.extractors import OperatorLineage
 
+from qewqew_airflow.shared.masking import masked
+
 
 def of_queue(conn_id: str, name: str) -> Dataset:
     """A queue or topic: namespace ``qewqew://CONNECTION``."""
-    return Dataset(namespace=f"qewqew://{conn_id}", name=name)
+    return Dataset(namespace=f"qewqew://{conn_id}", name=masked(name))
 
 
 def written_queue(conn_id: str, name: str, records: int, size: int | None = None) -> OutputDataset:
-    return OutputDataset(f"qewqew://{conn_id}", name, outputFacets=_statistics(records, size))
+    return OutputDataset(f"qewqew://{conn_id}", masked(name), outputFacets=_statistics(records, size))
 
 
 def written_output(output: Mapping[str, Any], spark_conn_id: str) -> OutputDataset:
@@ -35,7 +37,7 @@ def written_output(output: Mapping[str, Any], spark_conn_id: str) -> OutputDatas
         namespace = "file" if here else f"{url.scheme}://{url.hostname or ''}" + (f":{url.port}" if url.port else "")
         name = url.path.rstrip("/") if here else url.path.strip("/") or "/"
     written = output.get("written")
-    return OutputDataset(namespace, name, outputFacets={} if written is None else _statistics(written, None))
+    return OutputDataset(masked(namespace), masked(name), outputFacets={} if written is None else _statistics(written, None))
 
 
 def lineage(inputs: Iterable[Dataset] = (), outputs: Iterable[Dataset] = ()) -> OperatorLineage[Any, Any]:

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from qewqew_core import secrecy
 from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.directories import Foreign
 from qewqew_core.disk.files import DISK, Files, check_regular, files_of, read_whole
@@ -300,21 +301,7 @@ class Remote(Store):
             raise StoreError(f"{type(error).__name__}: {text}", path=url, offset=offset) from None
 
     def _without_secrets(self, text: str) -> str:
-        for name, value in _flat(self.options):
-            if _SECRET.search(name) and value:
-                text = text.replace(value, "…")
-        return text
-
-
-_SECRET = re.compile("key|secret|token|password|passwd|credential|sas|auth|connection", re.IGNORECASE)
-
-
-def _flat(options: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in options.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{name}.")
-        else:
-            yield above + name, str(value)
+        return secrecy.hide(text, {f"fs.{name}": value for name, value in self.options.items()})
 
 
 def _needs(url: str) -> str:
@@ -346,8 +333,9 @@ def store_of(path: str, options: Mapping[str, Any] | None = None) -> Store:
     """The store of the files in a directory, given its path or URL.
 
     ``options`` are those of fsspec's file system (for s3: ``endpoint_url``, ``profile`` …), as text or as values. Texts that are
-    true or false, or begin with { or [, are read as JSON. Leave secrets to the environment, where the client of each store looks
-    for them, because options travel with the tasks of a job.
+    true or false, or begin with { or [, are read as JSON. One may be ``{"env": NAME}`` or ``{"file": PATH}``, whose value is read
+    now. But leave secrets to the environment, where the client of each store looks for them: options travel with the tasks of a
+    job.
 
     Raises `BadArgument`, here or when the store is first used: if the URL has a password in it, if an option is not valid JSON,
     or if the package for the store is not installed.
@@ -355,14 +343,16 @@ def store_of(path: str, options: Mapping[str, Any] | None = None) -> Store:
     local = local_path(path)
     if local is not None:
         return Local(local)
-    if re.search(r"//[^/@]*:[^/]*@", path):
+    if "?" in path or "#" in path:
+        shown = secrecy.hide(path.partition("?")[0])
+        raise BadArgument(f"{shown!r}: a URL with ? or # does not name a directory; pass options separately")
+    if any(secrecy.secrets_of("", path)):
         scheme = path.partition(":")[0]
         raise BadArgument(
             f"the {scheme} URL contains a password, which logs would show; pass it as an option or in the environment"
         )
-    if "?" in path or "#" in path:
-        raise BadArgument(f"{path.partition('?')[0]!r}: a URL with ? or # does not name a directory; pass options separately")
-    return Remote(path.rstrip("/"), {name: _value(name, value) for name, value in (options or {}).items()})
+    values = {name: _value(name, value) for name, value in (options or {}).items()}
+    return Remote(path.rstrip("/"), secrecy.resolved(values))
 
 
 def _value(name: str, value: Any) -> Any:

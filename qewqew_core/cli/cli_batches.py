@@ -30,6 +30,7 @@ from qewqew_core.cli.targets import (
 )
 from qewqew_core.cli.texts import counted, iso, short, sized
 from qewqew_core.errors import BatchConflict
+from qewqew_core.secrecy import refuse_in_clear
 from qewqew_core.tools.replaying import find
 from qewqew_core.tools.replaying import replay as replay_batch
 
@@ -128,7 +129,10 @@ def publish(
     ],
     option: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="An option for the store. Others can see it in the process list, so no secrets."),
+        typer.Option(
+            metavar="NAME=VALUE",
+            help='An option for the store. Others see it in the process list: a secret as {"env": "NAME"} or {"file": "PATH"}.',
+        ),
     ] = None,
     reader: ReaderName = None,
     lock_timeout: LockTimeout = 10.0,
@@ -139,6 +143,7 @@ def publish(
     The batch keeps its state. The queue is not locked while files are copied, so nobody else may end the batch.
     """
     options = dict(_option(text) for text in option or ())
+    refuse_in_clear("--option", options)
     with leasing(path, reader, lock_timeout) as queue:
         batch = queue.batch(batch_id)
     with terminal.progress_bar("publishing") as progress:

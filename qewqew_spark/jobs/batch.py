@@ -26,18 +26,20 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from py4j.protocol import Py4JJavaError
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 try:
+    from qewqew_core import secrecy
     from qewqew_core.batch import manifest
     from qewqew_core.errors import BadArgument, Corrupt, QewQewError
     from qewqew_spark.data_source import register
     from qewqew_spark.jobs import records
     from qewqew_spark.jobs.explaining import blamed, blamed_write, explain
-    from qewqew_spark.jobs.output import BATCH, CODECS, SCHEMA_EVOLUTIONS, Output, check_arguments
+    from qewqew_spark.jobs.output import BATCH, CODECS, SCHEMA_EVOLUTIONS, Option, Output, check_arguments
     from qewqew_spark.jobs.records import check_names, observed
     from qewqew_spark.jobs.writing import Sink, sink_of
     from qewqew_spark.options import Options, local_path
@@ -65,7 +67,7 @@ def run(
     *,
     codec: str = "json",
     schema: str | None = None,
-    read_options: Mapping[str, str] | None = None,
+    read_options: Mapping[str, Option] | None = None,
     quarantine: str | None = None,
     max_bad_records: int | None = None,
     schema_evolution: str = "merge",
@@ -91,7 +93,7 @@ def run(
         max_bad_records=max_bad_records,
         schema_evolution=schema_evolution,
     )
-    options = dict(read_options or {})
+    options = secrecy.resolved(read_options or {})
     batches = batch_at(batch, options) if isinstance(batch, str) else batch
     sinks = [sink_of(spark, output, batches.manifests, schema_evolution) for output in outputs]
     if any(output.transform for output in outputs):  # which may read more; nothing else does by the format, and it takes a second
@@ -178,7 +180,7 @@ def run(
     }
 
 
-def batch_at(batch: str, options: Mapping[str, str]) -> records.Batches:
+def batch_at(batch: str, options: Mapping[str, Any]) -> records.Batches:
     """The batch at this path or URL; raises `BadManifest`, `BadArgument`, `StoreError`."""
     path = local_path(batch)
     return records.Batches([path], [manifest.load(path, Options(options).under("fs."))])
@@ -281,6 +283,7 @@ def arguments(argv: Sequence[str] | None = None, source: str = "batch") -> argpa
     if wrong := [name for name, equals, _ in pairs if not name or not equals]:
         raise BadArgument(f"argument --read-option: write it like NAME=VALUE, not {wrong[0]!r:.80}")
     found.read_options = {name: value for name, _, value in pairs}
+    secrecy.refuse_in_clear("argument --read-option", found.read_options)
     if found.result is not None and not os.path.isdir(os.path.dirname(os.path.abspath(found.result))):
         raise BadArgument(f"the directory of the result file {found.result!r} does not exist")
     return found
@@ -324,7 +327,10 @@ def application(argv: Sequence[str] | None, source: str, job: Callable[..., dict
 
     def start() -> SparkSession:
         nonlocal spark
-        spark = SparkSession.builder.appName(f"qewqew {source}").getOrCreate()
+        SparkContext.setSystemProperty("spark.app.name", f"qewqew {source}")  # before it, `SparkConf` knows no command line
+        builder: SparkSession.Builder = SparkSession.builder.appName(f"qewqew {source}")
+        settings = {name: value for name, value in SparkConf().getAll() if secrecy.is_reference(value)}
+        spark = builder.config(map=secrecy.resolved(settings)).getOrCreate()
         _check_catalog(spark, found["outputs"])
         return spark
 
@@ -339,7 +345,8 @@ def application(argv: Sequence[str] | None, source: str, job: Callable[..., dict
     except Exception as error:
         # The trace of what is not a mistake in the arguments but one in a program, of the user's or ours.
         if isinstance(error, TransformFailed) or not isinstance(error, (QewQewError, PySparkException, Py4JJavaError, OSError)):
-            traceback.print_exception(error.__cause__ if isinstance(error, TransformFailed) else error)
+            trace = traceback.format_exception(error.__cause__ if isinstance(error, TransformFailed) else error)
+            sys.stderr.write(secrecy.hide("".join(trace)))
         # By this name Airflow's operator knows that another try will not help.
         status, name = (2, "BadArgument: ") if isinstance(error, BadArgument) else (1, "")
         stream, line = sys.stderr, f"qewqew: error: {name}{explain(error)}"

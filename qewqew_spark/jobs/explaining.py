@@ -16,11 +16,13 @@ from pyspark.errors import (
 )
 
 from qewqew_core.errors import BadArgument, QewQewError
+from qewqew_core.secrecy import hide
 
 # Classes of SQL's states: a feature that is not supported, wrong data, an error of syntax or analysis.
 _WRONG = re.compile(r"SQLSTATE: (?:0A|22|42)")
-# Raised by a data source in Python for its own reasons, or by a metastore that may be back at the next try.
-_OF_OTHERS = re.compile(r"SQLSTATE: 38|HiveException|MetaException|TTransportException")
+# Raised by a data source in Python for its own reasons, or by a metastore that may be back at the next try, and that does not
+# refuse what Hive has no name or type for.
+_OF_OTHERS = re.compile(r"SQLSTATE: 38|HiveException(?!: Unable to alter table)|MetaException|TTransportException")
 _MISTAKES = AnalysisException, ArithmeticException, DateTimeException, IllegalArgumentException, ValueError
 # What a writer says of its options and of the place. Other failures of a write may be gone with the next try.
 _OF_WRITER = re.compile(
@@ -59,7 +61,11 @@ def blamed_write(what: str) -> Iterator[None]:
 
 
 def explain(error: BaseException) -> str:
-    """The one line of an error that says what happened, out of the traces around it."""
+    """The one line of an error that says what happened, out of the traces around it, without secrets."""
+    return hide(_explained(error))
+
+
+def _explained(error: BaseException) -> str:
     text = str(error).strip()
     if isinstance(error, Py4JJavaError):
         text = text.partition("\n: ")[2] or text

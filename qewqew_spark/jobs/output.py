@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
+from qewqew_core import secrecy
 from qewqew_core.errors import BadArgument
 from qewqew_spark.jobs.ddl import check_schema
 
@@ -24,12 +24,14 @@ FILE_FORMATS = {"parquet", "orc", "json", "csv", "text", "xml"}  # come with Spa
 TABLE_FORMATS = {"iceberg", "delta"}  # to which a batch is appended once
 COMMITS = ("driver", "spark")  # what commits to these
 
+Option = str | Mapping[str, str]  # the latter: {"env": NAME} or {"file": PATH}, which is read when the job runs
+
 
 @dataclass(frozen=True)
 class Output:
     """One table that the job writes, under the batch's id: the fields of docs/spark/job.md. Raises `BadArgument`.
 
-    A value of ``options`` may be ``{"env": NAME}`` or ``{"file": PATH}``, which is read when the job runs.
+    A value of ``options`` may be a reference, see `Option`.
     """
 
     path: str | None = None
@@ -39,7 +41,7 @@ class Output:
     format: str = "parquet"
     partition_by: Sequence[str] = ()
     # Not in the repr: a password that is passed from Python would get into a log.
-    options: Mapping[str, str | int | float | bool | Mapping[str, str]] = field(default_factory=dict, repr=False)
+    options: Mapping[str, Option | int | float | bool] = field(default_factory=dict, repr=False)
     commit: str = "driver"
 
     def __post_init__(self) -> None:
@@ -65,7 +67,7 @@ class Output:
         if not isinstance(self.options, Mapping) or not all(map(_is_text, self.options)):
             raise BadArgument("output: 'options' must be an object of strings, numbers and booleans")
         for name, value in self.options.items():
-            if not isinstance(value, (str, int, float)) and not _is_reference(value):
+            if not isinstance(value, (str, int, float)) and not secrecy.is_reference(value):
                 raise BadArgument(
                     f"output: the option {name!r} must be a string, a number, a boolean, "
                     'or {"env": "NAME"} or {"file": "PATH"}, from which the value is read'
@@ -101,6 +103,8 @@ class Output:
             raise BadArgument(f"output: the format 'jdbc' needs the option {min(missing)!r}")
         if self.path is not None and not self.path.rstrip("/"):
             raise BadArgument("output: 'path' is the root directory")
+        if self.path is not None:
+            check_url("output", "path", self.path)
 
     @classmethod
     def from_json(cls, text: str) -> Output:
@@ -116,7 +120,7 @@ class Output:
     def from_fields(cls, body: object) -> Output:
         """The output described by a mapping with the fields of this class, which is or will be part of a command line.
 
-        Raises `BadArgument`, also for a password in clear text, because every user of the machine can read a command line.
+        Raises `BadArgument`, also for a secret in clear text, because every user of the machine can read a command line.
         """
         if not isinstance(body, Mapping):
             raise BadArgument(f"output: must be an object with fields, not {type(body).__name__}")
@@ -124,17 +128,12 @@ class Output:
         if unknown := sorted(map(str, set(body) - set(names))):
             raise BadArgument(f"output: unknown field {', '.join(map(repr, unknown))}; the fields are {', '.join(names)}")
         output = cls(**body)
-        for name, value in output.options.items():
-            if isinstance(value, str) and (name.lower() == "password" or re.search(r"(?i)\bpassword=|://[^/@]*:[^/@]*@", value)):
-                raise BadArgument(
-                    f"output: the option {name!r} has a password in clear text, and every user can read a command line; write "
-                    '"password": {"env": "NAME"} or {"file": "PATH"}, and the job reads it from there'
-                )
+        secrecy.refuse_in_clear("output", output.options)
         return output
 
     def resolved_options(self) -> dict[str, str | int | float | bool]:
         """The options with the values that they refer to; raises `BadArgument`, which names no value."""
-        return {name: _resolved(name, value) if isinstance(value, Mapping) else value for name, value in self.options.items()}
+        return secrecy.resolved(self.options)
 
     @property
     def appends(self) -> bool:
@@ -156,7 +155,7 @@ class Output:
         if self.table is not None:
             return f"table {self.table.lower()}"
         options = {name.lower(): value for name, value in self.options.items()}
-        return f"table {options['dbtable']} of {options['url']}" if self.format.lower() == "jdbc" else None
+        return secrecy.hide(f"table {options['dbtable']} of {options['url']}") if self.format.lower() == "jdbc" else None
 
 
 def check_arguments(
@@ -164,7 +163,7 @@ def check_arguments(
     *,
     codec: str = "json",
     schema: str | None = None,
-    read_options: Mapping[str, str] | None = None,
+    read_options: Mapping[str, Option] | None = None,
     quarantine: str | None = None,
     max_bad_records: int | None = None,
     schema_evolution: str = "merge",
@@ -181,8 +180,10 @@ def check_arguments(
     if schema is not None:
         check_schema(schema)
     read_options = {} if read_options is None else read_options
-    if not isinstance(read_options, Mapping) or not all(isinstance(text, str) for pair in read_options.items() for text in pair):
-        raise BadArgument("read_options must be an object of strings")
+    if not isinstance(read_options, Mapping) or not all(
+        isinstance(name, str) and (isinstance(value, str) or secrecy.is_reference(value)) for name, value in read_options.items()
+    ):
+        raise BadArgument('read_options must be an object of strings, or of {"env": "NAME"} and {"file": "PATH"}')
     for name in read_options:
         if name.lower() in OWN_OPTIONS:
             raise BadArgument(f"the read option {name!r} is set by the job itself")
@@ -198,6 +199,7 @@ def check_arguments(
     quarantine = quarantine.rstrip("/")
     if not quarantine:
         raise BadArgument("the quarantine must be a directory, and not the root")
+    check_url("quarantine", "quarantine", quarantine)
     places = [quarantine, *filter(None, [output.place for output in outputs])]
     for place in places:
         if places.count(place) > 1:
@@ -205,26 +207,10 @@ def check_arguments(
     return quarantine
 
 
+def check_url(what: str, name: str, url: str) -> None:
+    """Raise `BadArgument` for a URL with a secret in it, which logs and command lines would show."""
+    secrecy.refuse_in_clear(what, {name: url}, "take it out of the URL, and give it to the store's client or to Hadoop")
+
+
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
-
-
-def _is_reference(value: object) -> bool:
-    return isinstance(value, Mapping) and len(value) == 1 and set(value) <= {"env", "file"} and all(map(_is_text, value.values()))
-
-
-def _resolved(name: str, reference: Mapping[str, str]) -> str:
-    # What is raised must not show the value.
-    [(kind, where)] = reference.items()
-    try:
-        if kind == "env":
-            return os.environ[where]
-        with open(where, encoding="utf-8") as file:
-            return file.read().rstrip("\r\n")
-    except KeyError as error:
-        raise BadArgument(
-            f"output: the option {name!r} refers to the environment variable {where!r}, which is not set"
-        ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise BadArgument(f"output: the option {name!r} refers to the file {where!r}, which cannot be read: {reason}") from error

@@ -15,7 +15,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructFi
 
 from qewqew_core.errors import BadArgument
 from qewqew_spark.jobs.explaining import explain
-from qewqew_spark.tables.session import quoted
+from qewqew_spark.tables.session import ddl, quoted
 
 MALFORMED, MISFIT = "malformed JSON", "a value does not fit the schema"
 SHOWN = 80  # characters of a value in a reason
@@ -44,7 +44,7 @@ class Csv:
     located: Column | None = None
 
     def __init__(self, spark: SparkSession, fields: StructType, corrupt: str, options: Mapping[str, str]) -> None:
-        self._kinds = {field.name: field.dataType.simpleString() for field in fields}
+        self._kinds = {field.name: ddl(field.dataType) for field in fields}
         self._corrupt = corrupt
         self._options = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt}
         given = {name.lower(): value for name, value in options.items()}

@@ -24,7 +24,7 @@ from qewqew_spark.jobs.output import BATCH, WHOLE
 from qewqew_spark.jobs.parsers import Csv, Json, Parser
 from qewqew_spark.options import Options
 from qewqew_spark.source.batches import RUN_BYTES, BatchReader, columns_of, reader
-from qewqew_spark.tables.session import delete, folding, listed, quoted, rename, setting
+from qewqew_spark.tables.session import delete, exists, folding, listed, make_private, quoted, rename, setting
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -104,7 +104,10 @@ class Records:
         staging = f"{quarantine}/{mine}{uuid.uuid4().hex[:12]}"
         try:
             with blamed_write(f"the quarantine {quarantine}"):
-                bad.write.partitionBy(BATCH).parquet(staging)
+                for place in [staging] if exists(spark, quarantine) else [quarantine, staging]:
+                    make_private(spark, place)
+                bad.write.mode("append").partitionBy(BATCH).parquet(staging)
+            make_private(spark, staging)
             read = observed(seen).get("read")
             if read != self.batches.records:
                 raise Corrupt(f"{read} records were read, the manifest says {self.batches.records}", path=str(self.batches))

@@ -31,7 +31,7 @@ from qewqew_spark.jobs.explaining import blamed, explain
 from qewqew_spark.jobs.output import BATCH, FILE_FORMATS, SHOWN_FORMATS, Output
 from qewqew_spark.tables.append import append_to
 from qewqew_spark.tables.evolution import Fold, Same, new_columns, same_in_a_database
-from qewqew_spark.tables.session import delete, exists, folding, listed, missing_format, quoted, rename, setting
+from qewqew_spark.tables.session import columns_ddl, delete, exists, folding, listed, missing_format, quoted, rename, setting
 
 TYPED_FILES = {"parquet", "orc"}  # tell the types of their columns
 
@@ -266,8 +266,7 @@ class Table(Sink):
             made = self._writer(self._nothing(rows.schema)).partitionBy(BATCH, *self.output.partition_by)
             made.mode("ignore").saveAsTable(name)
         elif self.new and self.schema_evolution == "merge":
-            added = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in self.new)
-            self.spark.sql(f"ALTER TABLE {name} ADD COLUMNS ({added})")
+            self.spark.sql(f"ALTER TABLE {name} ADD COLUMNS ({columns_ddl(self.new)})")
         names = {self.fold(column): column for column in rows.columns}
         columns = [
             (F.col(quoted(names[key])) if (key := self.fold(each.name)) in names else F.lit(None))
@@ -347,6 +346,7 @@ class Jdbc(Sink):
 
     def check(self, table: DataFrame) -> None:
         for field in table.schema:
+            self._quoted(field.name)
             self._type(field)
         super().check(table)
 
@@ -389,12 +389,11 @@ class Jdbc(Sink):
         elif self.new and self.schema_evolution == "merge":
             self._execute(*map(self._add_column, self.new))
         columns = {name.lower(): name for name in self._columns().names}
-        quote = self._dialect.quoteIdentifier
-        into = ", ".join(quote(columns[column.lower()]) for column in self._written.names)
-        what = ", ".join(quote(column) for column in self._written.names)
+        into = ", ".join(self._quoted(columns[column.lower()]) for column in self._written.names)
+        what = ", ".join(map(self._quoted, self._written.names))
         self._execute(
             # The id can be the name of a directory, so it has no quotes.
-            f"DELETE FROM {self.name} WHERE {quote(columns[BATCH])} = '{self.batch}'",  # noqa: S608
+            f"DELETE FROM {self.name} WHERE {self._quoted(columns[BATCH])} = '{self.batch}'",  # noqa: S608
             f"INSERT INTO {self.name} ({into}) SELECT {what} FROM {self.staging}",  # noqa: S608
         )
         self._execute(f"DROP TABLE {self.staging}")
@@ -429,6 +428,17 @@ class Jdbc(Sink):
         names = "url", "dbtable", "driver", "user", "password"  # others may be for writing only
         options = {name: value for name, value in self.options.items() if name.lower() in names}
         return self.spark.read.format("jdbc").options(**options).load().schema
+
+    def _quoted(self, name: str) -> str:
+        """The name as this database quotes it; raises `BadArgument` if it would end early, and be SQL from there on."""
+        made = str(self._dialect.quoteIdentifier(name))
+        end = made[-1:]
+        if made != f"{made[:1]}{name.replace(end, 2 * end)}{end}" and not re.fullmatch(r"\w+", name):
+            raise BadArgument(
+                f"output: table {self.name}: Spark {self.spark.version} cannot quote the column {name!r} for this database; "
+                "rename it with 'sql', or give a schema without it"
+            )
+        return made
 
     def _type(self, field: StructField) -> Any:
         """The type in this database, as Java's object; raises `BadArgument` if it has none."""

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructField, StructType
 from qewqew_core.errors import BadArgument
 from qewqew_spark.tables.append import ATTEMPT, BATCH_ID, BATCH_IDS, Append, Commit, marks_in, named
 from qewqew_spark.tables.evolution import relaxed
-from qewqew_spark.tables.session import exists, folding, missing_format, quoted
+from qewqew_spark.tables.session import columns_ddl, exists, folding, missing_format, quoted
 
 
 class BySpark(Append):
@@ -110,8 +110,7 @@ class IcebergBySpark(BySpark):
             self._make(rows.schema)
             return  # and look again: somebody else may have made it
         if new:
-            added = self._ddl(StructType(new))
-            self.spark.sql(f"ALTER TABLE {self._name} ADD COLUMNS ({added})")
+            self.spark.sql(f"ALTER TABLE {self._name} ADD COLUMNS ({columns_ddl(new)})")
             there = self.there() or there
         fold = folding(self.spark)
         names = set(map(fold, rows.columns))
@@ -131,7 +130,7 @@ class IcebergBySpark(BySpark):
         try:
             self.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self._namespace}")
             self.spark.sql(
-                f"CREATE TABLE IF NOT EXISTS {self._name} ({self._ddl(self._held(columns))}) USING iceberg"
+                f"CREATE TABLE IF NOT EXISTS {self._name} ({columns_ddl(columns)}) USING iceberg"
                 + (f" PARTITIONED BY ({parts})" if parts else "")
                 + (f" TBLPROPERTIES ({properties})" if properties else "")
             )
@@ -141,10 +140,6 @@ class IcebergBySpark(BySpark):
             if isinstance(error, PySparkException):
                 raise BadArgument(f"{self.what} cannot be made: {_said(error)}") from error
             raise
-
-    def _ddl(self, columns: StructType) -> str:
-        session: Any = self.spark._jsparkSession
-        return str(session.parseDataType(columns.json()).toDDL())
 
 
 class DeltaBySpark(BySpark):

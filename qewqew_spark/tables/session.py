@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from qewqew_spark.tables.evolution import Fold
 
@@ -22,6 +23,23 @@ def folding(spark: SparkSession) -> Fold:
 
 def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
+
+
+def ddl(kind: DataType) -> str:
+    """The type as Spark's SQL has it. Names of fields come from records, so each is quoted; in `simpleString` none is."""
+    match kind:
+        case StructType():
+            return f"STRUCT<{columns_ddl(kind)}>"
+        case ArrayType():
+            return f"ARRAY<{ddl(kind.elementType)}>"
+        case MapType():
+            return f"MAP<{ddl(kind.keyType)}, {ddl(kind.valueType)}>"
+    return kind.simpleString()
+
+
+def columns_ddl(columns: Iterable[StructField]) -> str:
+    """The columns as Spark's SQL has them, all nullable: see `ddl`."""
+    return ", ".join(f"{quoted(field.name)} {ddl(field.dataType)}" for field in columns)
 
 
 _within: dict[tuple[object, str], tuple[int, str | None]] = {}  # how many threads are within, and what was before
@@ -68,6 +86,23 @@ def delete(spark: SparkSession, path: str) -> None:
 def exists(spark: SparkSession, path: str) -> bool:
     target, system = _hadoop(spark, path)
     return bool(system.exists(target))
+
+
+def make_private(spark: SparkSession, path: str) -> None:
+    """Make the directory, if it is not there, for its owner alone, with all that is below; does nothing where there are no modes.
+
+    Hadoop takes no notice of the umask of the process.
+    """
+    target, system = _hadoop(spark, path)
+    permission: Any = spark.sparkContext._jvm.org.apache.hadoop.fs.permission.FsPermission  # type: ignore[union-attr]
+    if not system.exists(target):
+        system.mkdirs(target, permission("700"))
+    system.setPermission(target, permission("700"))
+    for status in system.listStatus(target):
+        if status.isDirectory():
+            make_private(spark, str(status.getPath()))
+        else:
+            system.setPermission(status.getPath(), permission("600"))
 
 
 def rename(spark: SparkSession, path: str, new: str) -> None:

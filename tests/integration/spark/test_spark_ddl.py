@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, MapType, StringType, StructField, StructType
 from stride import examples
 
 from qewqew_core import BadArgument
 from qewqew_spark.jobs.ddl import check_schema
+from qewqew_spark.tables.evolution import relaxed
+from qewqew_spark.tables.session import columns_ddl
 
 RIGHT = """
 a STRING
@@ -89,6 +92,16 @@ def test_what_spark_takes_passes(spark, schema):
 def test_what_is_wrong_is_refused_by_both(spark, schema):
     assert not spark_takes(schema)
     assert not we_take(schema)
+
+
+@pytest.mark.parametrize("schema", RIGHT.strip().splitlines())
+@pytest.mark.parametrize("name", ["x", "a`b", "a-b", "1e5", "a:INT>, planted STRING, t STRUCT<b", "a` INT, `planted` INT, `t"])
+def test_types_become_sql_whatever_their_fields_are_called(spark, schema, name):
+    types = StructType.fromDDL(schema)
+    columns = relaxed(StructType([StructField(name, MapType(StringType(), ArrayType(StructType([StructField(name, types)]))))]))
+    back, there = (re.sub('"metadata":{[^}]*}', "", each.json()) for each in (StructType.fromDDL(columns_ddl(columns)), columns))
+    assert back == there
+    check_schema(columns_ddl(columns))
 
 
 def test_nothing_is_refused_that_spark_takes(spark):

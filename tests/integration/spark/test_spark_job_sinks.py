@@ -14,6 +14,7 @@ from qewqew_core.errors import BadArgument
 from qewqew_spark.jobs import writing
 from qewqew_spark.jobs.batch import run
 from qewqew_spark.jobs.output import Output
+from qewqew_spark.tables.session import quoted
 
 
 def lines(*objects: object) -> list[bytes]:
@@ -199,6 +200,81 @@ def test_options_come_from_a_file_or_the_environment(spark, tmp_path, database, 
     monkeypatch.delenv("DB_URL")
     with pytest.raises(BadArgument, match="the option 'url' refers to the environment variable 'DB_URL', which is not set"):
         run(spark, str(batch), [output], schema="id INT", quarantine=str(tmp_path / "aside"))
+
+
+# Names of fields come from records
+
+
+HOSTILE_NAMES = [
+    *("first-name", "a.b", "a b", "1e5", "select", "a`b", "a``", '"', 'a"b', "a'b", "a]b", "a\\", "ä"),
+    "a:INT>, planted STRING COMMENT 'by a record', t STRUCT<b",
+    "a` INT, `planted` STRING, `t",
+    'a" INT, "planted" INT, "t',
+    'a" INT); DROP TABLE orders; --',
+]
+
+
+def with_names(number: int, *names: str) -> dict[str, object]:
+    return {"id": number, **{name: {name: [{name: number}]} for name in names}}
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_what_records_call_their_fields_is_a_name_and_no_sql(spark, tmp_path, shop, database, name):
+    """In a table that is made, and in one that gets the column."""
+    where = {"quarantine": str(tmp_path / "aside")}
+    first, second = (
+        make_batch(tmp_path / "b1", lines({"id": 1})),
+        make_batch(tmp_path / "b2", lines(with_names(2, name)), batch_id="b2"),
+    )
+    for batches in (first, second), (second, first):
+        for batch in batches:
+            run(spark, str(batch), [Output(table=shop)], **where)
+        found = spark.table(shop).where("id = 2").drop("batch")
+        assert (set(found.columns), found.first().asDict(recursive=True)) == ({"id", name}, with_names(2, name))
+        spark.sql(f"DROP TABLE {shop}")
+        in_text = orders(database, dbtable=f"t{len(tables(spark, database))}")
+        for batch in batches:
+            flat = Output(
+                format="jdbc",
+                options=in_text.options,
+                sql=f"SELECT id, to_json(struct(*)) AS {quoted(name)} FROM batch" if batch == second else None,  # noqa: S608
+            )
+            run(spark, str(batch), [flat], **where)
+        found = spark.read.format("jdbc").options(**in_text.options).load()
+        assert sorted(found.columns) == sorted(["id", name, "batch"])
+        assert json.loads(found.where("id = 2").first()[name]) == with_names(2, name)
+
+
+def test_a_name_that_this_spark_cannot_quote_for_a_database_is_refused_before_anything_is_written(
+    spark, tmp_path, database, monkeypatch
+):
+    """Spark 4.0.0 puts quotes around a name, and leaves those that are in it (SPARK-52832)."""
+
+    class Dialect:
+        def __init__(self, dialect):
+            self._dialect = dialect
+
+        def __getattr__(self, name):
+            return getattr(self._dialect, name)
+
+        def quoteIdentifier(self, name: str) -> str:
+            return f'"{name}"'
+
+    made = writing.Jdbc.__init__
+
+    def make(self, *arguments):
+        made(self, *arguments)
+        self._dialect = Dialect(self._dialect)
+
+    monkeypatch.setattr(writing.Jdbc, "__init__", make)
+    outputs = [Output(str(tmp_path / "out")), orders(database)]
+    for name in HOSTILE_NAMES:
+        batch = make_batch(tmp_path / "b", lines({"id": 1, name: 1}))
+        if '"' in name:
+            with pytest.raises(BadArgument, match=r"Spark .* cannot quote the column .* for this database; rename"):
+                run(spark, str(batch), outputs)
+            assert (tables(spark, database), os.path.exists(tmp_path / "out")) == (set(), False)
+    assert run(spark, str(make_batch(tmp_path / "b", lines({"id": 1, "first-name": 1}))), outputs)["good"] == 1
 
 
 # A table of Spark's own catalog

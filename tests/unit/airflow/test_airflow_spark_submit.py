@@ -79,7 +79,7 @@ def test_outputs_that_the_job_can_write(outputs: Any) -> None:
         ([{"path": "/a", "options": ["x"]}], "'options' must be an object"),
         ([{"path": "/a", "options": {"x": object()}}], "the option 'x' must be a string, a number"),
         ([{"format": "jdbc", "options": {"url": "jdbc:x", "dbtable": "orders"}}], "so set quarantine to where records go"),
-        ([{"format": "jdbc", "options": {"url": "x", "dbtable": "y", "password": "z"}}], "a password in clear text"),
+        ([{"format": "jdbc", "options": {"url": "x", "dbtable": "y", "password": "z"}}], "in clear text"),
     ],
 )
 def test_outputs_that_are_wrong_are_an_error_of_the_dag_file(outputs: Any, message: str) -> None:

@@ -6,9 +6,10 @@ import json
 import os
 
 import pytest
+from secret_forms import IN_TEXT, NAMES, SECRET
 
 from qewqew_core.errors import BadArgument
-from qewqew_spark.jobs.batch import explain, write_result
+from qewqew_spark.jobs.batch import arguments, explain, write_result
 from qewqew_spark.jobs.output import Output, check_arguments
 from qewqew_spark.options import local_path
 
@@ -61,24 +62,40 @@ def test_an_output_with_anything_else_is_refused(body, message):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"password": "hunter2"},
-        {"Password": "hunter2"},
-        {"url": "jdbc:postgresql://host/db?user=me&password=hunter2"},
-        {"url": "mongodb://me:hunter2@host/db"},
-    ],
+    "options", [*({name: SECRET} for name in NAMES), *({"url": text} for text in IN_TEXT), {"password": 424242}]
 )
 def test_a_password_in_clear_text_is_refused_and_not_repeated(options):
+    [value] = options.values()
     text = json.dumps({"format": "jdbc", "options": {"url": "jdbc:x", "dbtable": "t", **options}})
-    with pytest.raises(BadArgument, match="has a password in clear text") as caught:
-        Output.from_json(text)
-    assert "hunter2" not in str(caught.value)
+    for refused in text, json.dumps({"path": "x", "format": "parquet", "options": options}):
+        with pytest.raises(BadArgument, match="has a password or another secret in clear text") as caught:
+            Output.from_json(refused)
+        assert SECRET not in str(caught.value)
     with pytest.raises(BadArgument, match="not JSON") as caught:
         Output.from_json(text + "}")
-    assert "hunter2" not in str(caught.value)
+    assert SECRET not in str(caught.value)
+    for name in options:
+        with pytest.raises(BadArgument, match=r"--read-option: .* in clear text") as caught:
+            arguments(["/b", "--output", '{"path": "x"}', "--read-option", f"{name}={value}"])
+        assert SECRET not in str(caught.value)
     # From Python it is on no command line, but may come into a log.
-    assert "hunter2" not in repr(Output(format="jdbc", options={"url": "x", "dbtable": "t", **options}))
+    output = Output(format="jdbc", options={"url": "x", "dbtable": "t", **options})
+    assert SECRET not in f"{output!r} {output.place}"
+    with pytest.raises(BadArgument, match="would overwrite each other") as caught:
+        check_arguments([output, output], quarantine="q")
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", [text for text in IN_TEXT if "://" in text])
+def test_a_place_whose_url_has_a_secret_is_refused_and_not_repeated(url):
+    for make in (
+        lambda: Output(path=url),
+        lambda: check_arguments([Output("x")], quarantine=url),
+        lambda: check_arguments([Output(table="t")], quarantine=url),
+    ):
+        with pytest.raises(BadArgument, match="take it out of the URL") as caught:
+            make()
+        assert SECRET not in str(caught.value)
 
 
 def test_an_option_may_be_read_from_the_environment_or_a_file(tmp_path, monkeypatch):
@@ -106,7 +123,7 @@ JDBC = {"url": "jdbc:x", "dbtable": "t"}
         ([Output("x")], {"schema_evolution": "rescue"}, "schema_evolution must be one of merge, fail, ignore, not 'rescue'"),
         ([Output("x")], {"max_bad_records": -1}, "max_bad_records is negative"),
         ([Output("x")], {"read_options": {"Mode": "FAILFAST"}}, "the read option 'Mode' is set by the job itself"),
-        ([Output("x")], {"read_options": {"maxPartitionBytes": 1}}, "read_options must be an object of strings"),
+        ([Output("x")], {"read_options": {"maxPartitionBytes": 1}}, "read_options must be an object of strings, or of"),
         ([Output("x")], {"quarantine": "/"}, "the quarantine must be a directory"),
         ([Output("x")], {"quarantine": "x/"}, "go to 'x' and would overwrite each other"),
         ([Output("x"), Output("x/")], {}, "go to 'x' and would overwrite each other"),

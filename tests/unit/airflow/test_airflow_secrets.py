@@ -1,0 +1,117 @@
+"""Secrets are on no command line, and leave no task: in all forms, at all places."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.providers.common.compat.sdk import mask_secret
+from airflow.sdk import Asset
+from secret_forms import IN_TEXT, NAMES, NO_SECRETS, SECRET
+
+from qewqew_airflow.assets.qewqew import write_counts
+from qewqew_airflow.notifications.qewqew import event_of
+from qewqew_airflow.operators import spark_job
+from qewqew_airflow.operators.spark_submit import QewQewSparkSubmitOperator
+from qewqew_airflow.shared.lineage import of_queue, written_output, written_queue
+from qewqew_airflow.shared.masking import masked
+from qewqew_core import BadArgument, secrecy
+from qewqew_spark.jobs.batch import arguments
+
+FORMS = [*((name, SECRET) for name in NAMES), *(("anything", text) for text in IN_TEXT), ("password", 424242)]
+
+
+def operator(**more: Any) -> QewQewSparkSubmitOperator:
+    return QewQewSparkSubmitOperator(task_id="submit", queue_name="orders", **more)
+
+
+def line_of(submit: QewQewSparkSubmitOperator) -> list[str]:
+    return submit._get_hook()._build_spark_submit_command("job.py")
+
+
+PLACES: dict[str, Any] = {
+    "an option of an output": lambda name, value: {"outputs": [{"path": "/o", "options": {name: value}}]},
+    "a property of a table": lambda name, value: {
+        "outputs": [{"table": "lake.db.t", "format": "iceberg", "options": {name: value}}],
+        "quarantine": "/q",
+    },
+    "a read option": lambda name, value: {"outputs": [{"path": "/o"}], "read_options": {name: value}},
+    "Spark's conf": lambda name, value: {"outputs": [{"path": "/o"}], "conf": {name: value}},
+    "conf of another application": lambda name, value: {"application": "mine.py", "conf": {name: value}},
+    "an argument": lambda name, value: {"application": "mine.py", "application_args": ["{manifest}", f"--{name}={value}"]},
+    "two arguments": lambda name, value: {"application": "mine.py", "application_args": ["{manifest}", f"--{name}", value]},
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_secret_on_the_command_line_is_refused_and_not_repeated(place: str) -> None:
+    for name, value in FORMS:
+        with pytest.raises(BadArgument, match="in clear text") as caught:
+            operator(**PLACES[place](name, value))
+        assert str(value) not in str(caught.value), name
+    for name, value in NO_SECRETS:
+        if name not in ("path", "query") and not (place == "a read option" and not isinstance(value, str)):
+            operator(**PLACES[place](name, value))
+
+
+@pytest.mark.parametrize("reference", [{"env": "X"}, {"file": "/run/secrets/x"}])
+def test_a_reference_is_on_it_instead(reference: dict[str, str], connect: Any) -> None:
+    connect("spark_default", "spark", "local[1]")
+    options = dict.fromkeys(NAMES, reference)
+    submit = operator(outputs=[{"path": "/o", "options": options}], read_options=options, conf=options)
+    submit.conf = spark_job.conf_of(submit.conf)
+    command = line_of(submit)
+    assert command.count(f"{NAMES[0]}={json.dumps(reference)}") == 1
+    found = vars(arguments(spark_job.job_arguments("/b", submit.outputs or (), None, **submit._job_arguments())))
+    assert found["outputs"][0].options == options
+    assert found["read_options"] == dict.fromkeys(NAMES, json.dumps(reference))
+
+
+@pytest.mark.parametrize(("master", "refused"), [("yarn", True), ("local[1]", False)])
+def test_the_environment_of_a_job_is_refused_where_airflow_puts_it_on_the_command_line(
+    connect: Any, master: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect("spark_default", "spark", master)
+    monkeypatch.setattr(secrecy, "_read", set())  # by other tests
+    for name, value in ("DB_PASSWORD", SECRET), ("DB_URL", IN_TEXT[0]):
+        submit = operator(outputs=[{"path": "/o"}], env_vars={name: value})
+        if refused:
+            with pytest.raises(BadArgument, match=r"env_vars: .* in clear text.* environment of the worker") as caught:
+                submit._check_worker()
+            assert SECRET not in str(caught.value)
+        else:
+            submit._check_worker()
+            assert SECRET not in " ".join(line_of(submit))
+    if not refused:  # Airflow has been told what it is
+        assert masked(f"the server said {SECRET}") == "the server said ***"
+
+
+def test_what_leaves_a_task_has_no_secret() -> None:
+    mask_secret("knowntoairflow")
+    for text in *IN_TEXT, "knowntoairflow", "x knowntoairflow x":
+        ti = SimpleNamespace(dag_id="d", run_id="r", state="failed", task_id="t", map_index=-1, try_number=1)
+        asset = Asset("qewqew://c/q")
+        events = {asset: SimpleNamespace(extra={})}
+        write_counts({"outlet_events": events}, [asset], {"snapshots": {"t": text}, "read": 1})  # type: ignore[typeddict-item]
+        told = [
+            event_of({"ti": ti, "exception": ValueError(text)}),  # type: ignore[typeddict-item]
+            event_of({"ti": ti, "exception": text}),  # type: ignore[typeddict-item]
+            events[asset].extra,
+            masked({"note": [text, {"deep": (text, 1)}]}),
+            of_queue("c", text),
+            written_queue("c", text, 1),
+            written_output({"path": text}, "spark_default"),
+            written_output({"table": text}, "spark_default"),
+            spark_job.last_error(f"qewqew: error: {text}") if "known" not in text else "",
+        ]
+        assert "known" not in str(told)
+        assert SECRET not in str(told), text
+    assert masked({"read": 1, "key": "dag|run", "tokens": 5}) == {"read": 1, "key": "dag|run", "tokens": 5}
+
+
+def test_what_the_ready_made_job_keeps_on_disk_is_for_its_user_alone(connect: Any) -> None:
+    connect("spark_default", "spark", "local[1]")
+    assert operator(outputs=[{"path": "/o"}])._get_hook().submit.keywords["umask"] == 0o077  # type: ignore[attr-defined]
+    assert "umask" not in operator(application="mine.py")._get_hook().submit.keywords  # type: ignore[attr-defined]

@@ -1,0 +1,90 @@
+"""What is a secret, over all forms that stores, databases and Spark have for one."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from commands import run
+from secret_forms import IN_TEXT, NAMES, NO_SECRETS, SECRET
+
+from qewqew_core import BadArgument
+from qewqew_core.secrecy import hide, is_reference, refuse_in_clear, resolved, secrets_of
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("spelled", [str, str.upper, lambda name: name.replace(".", "").replace("_", "").lower()])
+def test_a_name_tells_of_a_secret_however_it_is_spelled(name, spelled):
+    for value in SECRET, 424242, 1, 0.5:
+        assert [*secrets_of(spelled(name), value)] == [str(value)]
+        assert str(value) not in hide(f"it says {value}.", {spelled(name): value})
+    for value in True, "true", "", None, {"env": "X"}, '{"file": "/run/secrets/x"}':
+        assert not [*secrets_of(spelled(name), value)]
+    assert [*secrets_of("client", {"deep": [{name: SECRET}]})] == [SECRET]
+    assert [*secrets_of("client", json.dumps({"deep": [{name: SECRET}]}))] == [SECRET]
+    assert SECRET not in hide(f"cannot connect: x={SECRET[0]};{name} = '{SECRET}'; or else")
+
+
+@pytest.mark.parametrize("text", IN_TEXT)
+def test_a_secret_is_found_in_urls_and_texts(text):
+    assert [*secrets_of("anything", text)] == [SECRET]
+    assert hide(f"cannot connect to {text}") == f"cannot connect to {text.replace(SECRET, '…')}"
+    assert hide(hide(text)) == hide(text)
+    with pytest.raises(BadArgument, match="'anything' has a password or another secret in clear text") as caught:
+        refuse_in_clear("output", {"anything": text})
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "value"), NO_SECRETS)
+def test_what_is_none_is_taken_and_shown(name, value):
+    refuse_in_clear("output", {name: value})
+    assert hide(f"{name}: {value}") == f"{name}: {value}"
+
+
+@pytest.mark.parametrize(
+    "part", ["a=", "a", "//a:b", "//a:", "password='", "pwd=", "-----BEGIN ", " = ", "jdbc:oracle:x:", "jdbc:oracle:x:a/", "%"]
+)
+def test_a_long_text_is_searched_in_proportion_to_its_length(part):
+    def seconds(length):
+        begun = time.process_time()
+        hide((part * length)[:length])
+        return time.process_time() - begun
+
+    assert seconds(400_000) < 40 * seconds(40_000) + 0.5
+
+
+def test_what_was_read_for_a_reference_is_hidden_from_then_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("DB_URL", f"jdbc:postgresql://me:{SECRET}@host/db")
+    monkeypatch.setenv("TABLE", "orders")
+    (tmp_path / "file").write_text("hushfile\n")
+    options = {"url": {"env": "DB_URL"}, "dbtable": {"env": "TABLE"}, "password": json.dumps({"file": str(tmp_path / "file")})}
+    assert all(map(is_reference, options.values()))
+    assert resolved({**options, "n": 1, "client": {"token": {"env": "TABLE"}, "x": "y"}}) == {
+        "url": f"jdbc:postgresql://me:{SECRET}@host/db",
+        "dbtable": "orders",
+        "password": "hushfile",
+        "n": 1,
+        "client": {"token": "orders", "x": "y"},
+    }
+    assert hide(f"no {SECRET} and no hushfile") == "no … and no …"
+    monkeypatch.delenv("DB_URL")
+    with pytest.raises(BadArgument, match="'url' refers to the environment variable 'DB_URL', which is not set"):
+        resolved(options)
+
+
+@pytest.mark.parametrize(
+    "value", [{"env": ""}, {"env": 1}, {"env": "A", "file": "B"}, {}, "env", '{"env": ', {"other": "A"}, None]
+)
+def test_anything_else_is_no_reference(value):
+    assert not is_reference(value)
+
+
+def test_the_command_line_takes_no_secret(tmp_path):
+    for option in (
+        f"secret={SECRET}",
+        f'client_kwargs={{"aws_secret_access_key": "{SECRET}"}}',
+        f"endpoint_url=http://me:{SECRET}@h",
+    ):
+        done = run("publish", tmp_path / "q", "b-1", "memory://x", "--option", option)
+        assert (done.exit_code, "in clear text" in done.stderr, SECRET in done.stderr) == (2, True, False)
