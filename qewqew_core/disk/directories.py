@@ -2,6 +2,9 @@
 
 Others may write in the directory too, and may put anything at a name at any moment, also a link in the place of a directory that
 was looked at just before. So nothing is looked up by its whole path twice. What they have put there is refused, never used.
+
+A store belongs to one user or, if who opens it says so, to all members of one group (``group``). Then everything in it has that
+group and just the mode for that, and so has its directory: where others may write, everybody makes files of a set-group-id.
 """
 
 from __future__ import annotations
@@ -9,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from threading import get_ident
@@ -20,13 +25,19 @@ T = TypeVar("T")
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OTHERS_WRITE = 0o022
+_BEING_MADE = 1.0  # seconds for which a directory of a group may lack rights that its maker is about to give it
+FOR_USER = 0o600, 0o700  # modes of files and directories
+FOR_GROUP = 0o660, 0o2770  # … of a group: what is made in the directory is the group's, too
 
 
 class Foreign(PermissionError):
-    """Something in the place of ours belongs to somebody else, who may read what we write, or change what we read."""
+    """Something in the place of ours belongs to somebody else, who may read what we write, or change what we read: it is not of
+    the ``group`` that has the store or, without one, of the user.
+    """
 
-    def __init__(self, path: str) -> None:
-        super().__init__(errno.EPERM, "it belongs to another user", path)
+    def __init__(self, path: str, group: int | None) -> None:
+        super().__init__(errno.EPERM, "it belongs to another user or group", path)
+        self.group = group
 
 
 class _Open(dict[str, int], Closes):
@@ -65,27 +76,43 @@ class Directories:
 
     _base = ""  # the directory of the store …
     _below = ""  # … with what the paths in it begin …
-    _owned_as: tuple[str, ...] = ()  # … and whose it is: that of the first of these that is there
+    _owned_as: tuple[str, ...] = ()  # … and whose it is: that of the first of these that is there …
+    group: int | None = None  # … or of all members of this group
     _kept: _Open | None = None  # it, and directories in it, from `enter` to `leave`
     _is_shared = False  # others may write in it, so that we look whose each file is
+    _is_of: int | None = None  # the group whose directory it is, whether or not the store is
     _entered: dict[int, _Open]  # by thread
 
-    def reach_from(self, base: str, owned_as: tuple[str, ...]) -> None:
+    def reach_from(self, base: str, owned_as: tuple[str, ...], group: int | None) -> None:
         """Files of the store in the directory ``base`` come next."""
         self._base = base.rstrip("/") or "/"
-        self._below, self._owned_as = os.path.join(self._base, ""), owned_as
-        self._kept, self._is_shared, self._entered = None, False, {}
+        self._below, self._owned_as, self.group = os.path.join(self._base, ""), owned_as, group
+        self._kept, self._is_shared, self._is_of, self._entered = None, False, None, {}
 
     def enter(self) -> None:
         """Open the directory, and keep it until `leave`."""
         kept = _Open()
-        kept.open(self._base, self._base, 0, None)
+        self._open(kept, self._base, self._base, 0, None)
         status = os.fstat(kept[self._base])
         self._kept, me = kept, os.geteuid()
+        if self.group is not None:
+            self._is_shared = True
+            self._check_store()
+            return
         is_others = me != 0 and status.st_uid not in (me, 0)
         if is_others and self._base in self._owned_as:
-            raise Foreign(self._base)
+            raise Foreign(self._base, None)
         self._is_shared = is_others or bool(status.st_mode & _OTHERS_WRITE)
+        self._is_of = status.st_gid if is_for_group(status, status.st_gid) else None
+        if self._is_of is not None:
+            self._check_store()
+
+    def _check_store(self) -> None:
+        """Before anything is made that would lock the others out, or us."""
+        for path in self._owned_as if self._base not in self._owned_as else ():
+            with contextlib.suppress(FileNotFoundError):
+                if not self._is_ours(self._at(path, os.stat, follow_symlinks=False)):
+                    raise Foreign(path, self.group)
 
     def keep(self, path: str) -> None:
         """Keep one in it, too: nobody removes it."""
@@ -132,15 +159,36 @@ class Directories:
         return self._in(directory, os.stat).st_uid
 
     def _check_owner(self, fd: int, path: str) -> None:
-        if self._is_shared and os.fstat(fd).st_uid not in self._owners():
-            raise Foreign(path)
+        if self._is_shared and not self._is_ours(os.fstat(fd)):
+            raise Foreign(path, self.group)
+
+    def _is_ours(self, status: os.stat_result) -> bool:
+        if self.group is not None:
+            return is_for_group(status, self.group)
+        if self._is_of is not None and is_for_group(status, self._is_of):
+            return False  # what we make would be for us alone
+        return status.st_uid in self._owners()
 
     def _step(self, found: _Open, path: str, name: str, above: int) -> None:
         """Open a directory in one that is open."""
         if name in ("", ".", ".."):
             raise OSError(errno.EINVAL, "no name of a file", path)
-        found.open(path, name, os.O_NOFOLLOW, above)
+        self._open(found, path, name, os.O_NOFOLLOW, above)
         self._check_owner(found[path], path)
+
+    def _open(self, found: _Open, path: str, name: str, flags: int, above: int | None) -> None:
+        """One of a group is not there before it has its mode, which another member may be giving it."""
+        while True:
+            try:
+                found.open(path, name, flags, above)
+                if self.group is None or is_for_group(os.fstat(found[path]), self.group):
+                    return
+                raise Foreign(path, self.group)
+            except PermissionError:
+                found.close_below(path)
+                if self.group is None or not _is_being_made(name, above):
+                    raise
+            time.sleep(0.001)
 
     def _holding(self, directory: str) -> _Open | None:
         """Open directories, with this one among them; None if it is one of the user's."""
@@ -155,7 +203,7 @@ class Directories:
         found = _Open(passing=True) if entered is None else entered
         if (above := kept.get(self._base)) is None:
             if self._base not in found:
-                found.open(self._base, self._base, 0, None)
+                self._open(found, self._base, self._base, 0, None)
             above = found[self._base]
         path = self._base
         for name in directory[len(self._below) :].split("/") if directory != self._base else ():
@@ -221,6 +269,18 @@ class Directories:
         """A directory was renamed or removed."""
         if (entered := self._entered.get(get_ident()) if self._base else None) is not None:
             entered.close_below(path)
+
+
+def is_for_group(status: os.stat_result, group: int) -> bool:
+    """Whether all members of the group may use this file or directory, and nobody else."""
+    return status.st_gid == group and stat.S_IMODE(status.st_mode) == FOR_GROUP[stat.S_ISDIR(status.st_mode)]
+
+
+def _is_being_made(name: str, above: int | None) -> bool:
+    """Whether another member of the group has made the directory just now, and its mode comes next: the umask takes rights."""
+    status = os.stat(name, dir_fd=above, follow_symlinks=False)
+    is_new = abs(time.time() - status.st_ctime) < _BEING_MADE
+    return is_new and stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & ~FOR_GROUP[True]
 
 
 def listed(act: Callable[[Any], T], directory: str | int) -> T:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from qewqew_core import arguments
@@ -45,8 +46,9 @@ def _checked(given: str) -> str:
         return full
     if not DISK.is_directory(full, follow=True):
         raise BadPath("is not a directory, but a topic is one", path=full)
-    if not DISK.exists(index_of(full)) and _others(full):
-        raise BadPath(f"this is a directory with other files, not a topic: it has no {name}.idx", path=full)
+    with contextlib.suppress(PermissionError):  # who opens it is told, if it is not being made for a group just now
+        if not DISK.exists(index_of(full)) and _others(full):
+            raise BadPath(f"this is a directory with other files, not a topic: it has no {name}.idx", path=full)
     return full
 
 

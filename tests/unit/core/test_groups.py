@@ -1,0 +1,622 @@
+"""Two users of one group share a store: what each of them makes is for both, and for nobody else, also if one is killed."""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import random
+import shutil
+import signal
+import stat
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import run
+from disk import NoSync
+from stride import Every
+from test_bad_input import REACHABLE
+from test_owners import as_root, as_user
+from test_planted import NAMES, QUEUE
+
+from qewqew_core import BadArgument, BadPath, Batch, QewQewError, Queue, Stage, Topic, inspect, repair, repair_topic
+from qewqew_core.batch.batch import Batch as OpenBatch
+from qewqew_core.disk import directories
+from qewqew_core.disk.files import Files
+from qewqew_core.limits import LIMITS
+from qewqew_core.tools.listing import find
+
+ONE, OTHER, OUTSIDER, GROUP = 12345, 12346, 12347, 12399
+SHARED: dict[str, Any] = {"group": str(GROUP)}
+UMASKS = [0, 0o022, 0o077, 0o777]
+RECORD = b"card 4111-1111-1111-1111"
+
+pytestmark = as_root
+
+
+def as_member(act: Callable[[Path], object], path: Path, user: int = ONE, umask: int = 0o022) -> None:
+    def with_umask(path: Path) -> None:
+        os.umask(umask)
+        act(path)
+
+    as_user(with_umask, path, user, [GROUP])
+
+
+def as_outsider(act: Callable[[Path], object], path: Path) -> None:
+    as_user(act, path, OUTSIDER)
+
+
+def fork_member(act: Callable[[], object], user: int, umask: int) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([GROUP])
+            os.setgid(user)
+            os.setuid(user)
+            os.umask(umask)
+            act()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    return pid
+
+
+def end_of(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """The directory of the group, which one of its members has made."""
+    path = Path(tempfile.mkdtemp(dir=REACHABLE))
+    os.chown(path, ONE, GROUP)
+    path.chmod(0o2770)
+    yield path
+    shutil.rmtree(path)
+
+
+def use_queue(path: Path, **settings: Any) -> None:
+    with Queue(path, chunk_size=1000, max_attempts=1, **SHARED, **settings) as queue:
+        queue.put_many([RECORD] * 40)
+        for batch in (*queue.batches(), *queue.dead()):  # also those of others
+            assert list(batch)
+            batch.ack() if batch.state != "dead" else batch.drop()
+        for to in ("ack", "nack", "put_back", "extend"):
+            batch = queue.lease(f"{to}-{os.getuid()}-{len(queue)}", max_records=2, lease_timeout=9)
+            assert batch is not None
+            assert len(list(batch)) == 2
+            getattr(batch, to)()
+        assert queue.get_many(10)
+        with queue.session() as session:
+            session.put_many([RECORD * 30] * 15)
+            session.rollback()
+        assert queue.verify().ok
+
+
+def use_stage(path: Path, **settings: Any) -> None:
+    for count in (3, 30):
+        with Stage(path, chunk_size=1000, **SHARED, **settings) as stage:
+            stage.put_many([RECORD * 30] * count)
+    use_queue(path, **settings)
+
+
+def use_topic(path: Path, **settings: Any) -> None:
+    kept = {"delete_committed": True, "max_attempts": 1}
+    with Topic(path, block_size=2000, **kept, **SHARED, **settings) as topic, topic.reader("r") as reader:
+        topic.append_many([RECORD] * 60)
+        for batch in (*reader.batches(), *reader.dead()):
+            assert list(batch)
+            batch.ack() if batch.state != "dead" else batch.drop()
+        with topic.session() as session:
+            session.append(RECORD)
+            session.read(reader)
+        for to in ("ack", "nack", "put_back", "extend"):
+            batch = reader.lease(f"{to}-{os.getuid()}-{topic.stats().next}", max_records=2, lease_timeout=9)
+            assert batch is not None
+            getattr(batch, to)()
+        reader.commit(*reader.read_many(10))
+        topic.copy_reader("r", f"copy-{os.getuid()}")
+        topic.delete_reader(f"copy-{os.getuid()}")
+        assert topic.verify().ok
+
+
+def damage(path: Path) -> None:
+    use_queue(path)
+    for chunk in path.parent.glob("s.3*"):
+        chunk.write_bytes(chunk.read_bytes()[:-500] + bytes(500))
+    repair(path, **SHARED)
+
+
+def damage_topic(path: Path) -> None:
+    use_topic(path)
+    (path / "s.wal").write_bytes(b"no log")
+    repair_topic(path, **SHARED)
+
+
+USES: dict[str, Callable[[Path], None]] = {
+    "queue": use_queue,
+    "stage": use_stage,
+    "topic": use_topic,
+    "repaired queue": damage,
+    "repaired topic": damage_topic,
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def packages_are_imported(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Before we become somebody who may not read them."""
+    place = tmp_path_factory.mktemp("packages")
+    with Queue(place / "q") as queue:
+        queue.put_many([b"x"] * 9)
+        queue.lease("a", max_records=2)
+        queue.verify()
+    with Stage(place / "q") as stage:
+        stage.put(b"x")
+    with Topic(place / "t") as topic, topic.reader("r") as reader:
+        topic.append(b"x")
+        reader.lease("a")
+        topic.verify()
+    for command in (["stat", "q"], ["peek", "q"], ["ls", "."], ["put", "q", "x"], ["stat", "no"], ["repair", "q", "--yes"]):
+        run(command[0], str(place / command[1]), *command[2:])
+
+
+@pytest.fixture(autouse=True)
+def sessions_and_stages_spill_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LIMITS, "spill_bytes", 5_000)
+
+
+def of_others(home: Path) -> dict[str, str]:
+    """What is not for the group and nobody else."""
+    found = {}
+    for path in home.rglob("*"):
+        status = path.lstat()
+        wanted = 0o2770 if path.is_dir() else 0o660
+        if (stat.S_IMODE(status.st_mode), status.st_gid) != (wanted, GROUP) or status.st_uid not in (ONE, OTHER):
+            found[str(path)] = f"{status.st_uid}:{status.st_gid} {status.st_mode:o}"
+    return found
+
+
+@pytest.mark.parametrize("umask", UMASKS, ids=oct)
+@pytest.mark.parametrize("use", USES)
+def test_what_one_has_made_the_other_goes_on_with(use: str, umask: int, home: Path) -> None:
+    for user in (ONE, OTHER, ONE, OTHER):
+        as_member(USES[use], home / "s", user, umask)
+        assert not of_others(home)
+        umask = random.choice(UMASKS)
+    assert find(str(home))
+
+
+@pytest.mark.parametrize("use", USES)
+def test_root_goes_on_and_keeps_nobody_out(use: str, home: Path) -> None:
+    for _ in range(2):
+        USES[use](home / "s")
+        assert not of_others(home)
+        as_member(USES[use], home / "s", OTHER)
+    assert not of_others(home)
+
+
+@pytest.mark.parametrize("error", [errno.EOPNOTSUPP, errno.EISDIR])
+@pytest.mark.parametrize("use", USES)
+def test_file_systems_that_have_no_files_without_a_name(
+    use: str, error: int, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def no_tmpfile(path: Any, flags: int, *arguments: Any, **named: Any) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(error, "no such files here", path)
+        return opened(path, flags, *arguments, **named)
+
+    monkeypatch.setattr(os, "open", no_tmpfile)
+    for user in (ONE, OTHER):
+        as_member(USES[use], home / "s", user)
+        assert not of_others(home)
+
+
+def put(path: Path, number: int, large: bool) -> None:
+    for each in range(5):
+        with Stage(path, lock_timeout=60, chunk_size=100_000, **SHARED) as stage:
+            stage.put_many([b"%d-%d-%d" % (number, each, at) + b"x" * (40_000 * large) for at in range(30)])
+
+
+def take(path: Path, into: int) -> None:
+    found: list[bytes] = []
+    until = time.monotonic() + 60
+    while not (path.parent / "done").exists() or inspect(path).records:
+        assert time.monotonic() < until
+        with Queue(path, lock_timeout=60, **SHARED) as queue:
+            if batch := queue.lease(f"{into}-{time.monotonic_ns()}", max_records=100):
+                found += [record.rstrip(b"x") for record in batch]
+                batch.ack()
+        time.sleep(0.005)
+    (path.parent / f"taken-{into}").write_bytes(b"\n".join(found))
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+def test_members_who_produce_and_consume_at_once_lose_nothing(large: bool, home: Path) -> None:
+    """From the very beginning, when nothing is there. Small stages share commits, whoever of the members leads."""
+    path = home / "s"
+    users = [ONE, OTHER] * 3
+    putting = [fork_member(partial(put, path, at, large), user, UMASKS[at % 4]) for at, user in enumerate(users)]
+    taking = [fork_member(partial(take, path, at), user, 0o077) for at, user in enumerate((ONE, OTHER))]
+    assert [end_of(pid) for pid in putting] == [0] * len(putting)
+    (home / "done").touch()
+    assert [end_of(pid) for pid in taking] == [0] * len(taking)
+    taken = [record for at in range(2) for record in (home / f"taken-{at}").read_bytes().split(b"\n") if record]
+    assert sorted(taken) == sorted(b"%d-%d-%d" % (by, each, at) for by in range(6) for each in range(5) for at in range(30))
+
+
+def test_members_append_and_read_at_once(home: Path) -> None:
+    path = home / "s"
+
+    def append(number: int) -> None:
+        for each in range(5):
+            with Topic(path, block_size=2000, lock_timeout=60, **SHARED) as topic:
+                topic.append_many([b"%d-%d-%d" % (number, each, at) for at in range(30)])
+
+    def read(number: int) -> None:
+        found: list[bytes] = []
+        with Topic(path, lock_timeout=60, **SHARED) as topic, topic.reader("r") as reader:
+            until = time.monotonic() + 60
+            while not (home / "done").exists() or topic.stats().readers["r"]:
+                assert time.monotonic() < until
+                messages = reader.read_many(20)
+                found += [message.body for message in messages]
+                reader.commit(*messages)
+                time.sleep(0.005)
+        (home / f"read-{number}").write_bytes(b"\n".join(found))
+
+    users = [ONE, OTHER] * 2
+    appending = [fork_member(partial(append, at), user, UMASKS[at % 4]) for at, user in enumerate(users)]
+    reading = [fork_member(partial(read, at), user, 0o077) for at, user in enumerate((ONE, OTHER))]
+    assert [end_of(pid) for pid in appending] == [0] * len(appending)
+    (home / "done").touch()
+    assert [end_of(pid) for pid in reading] == [0] * len(reading)
+    found = [body for at in range(2) for body in (home / f"read-{at}").read_bytes().split(b"\n") if body]
+    assert sorted(found) == sorted(b"%d-%d-%d" % (by, each, at) for by in range(4) for each in range(5) for at in range(30))
+
+
+@pytest.mark.parametrize("store", ["queue", "topic"])
+def test_a_lease_of_one_is_acknowledged_or_returned_by_the_other(store: str, home: Path) -> None:
+    def lease(path: Path) -> None:
+        if store == "queue":
+            with Queue(path, **SHARED) as queue:
+                queue.put_many([b"%d" % at for at in range(9)])
+                assert queue.lease("a", max_records=3)
+                assert queue.lease("b", max_records=3)
+        else:
+            with Topic(path, **SHARED) as topic, topic.reader("r") as reader:
+                topic.append_many([b"%d" % at for at in range(9)])
+                assert reader.lease("a", max_records=3)
+                assert reader.lease("b", max_records=3)
+
+    def end(owner: Any) -> None:
+        first, second = sorted(owner.batches(), key=lambda batch: batch.key)
+        assert (list(first), list(second)) == ([b"0", b"1", b"2"], [b"3", b"4", b"5"])
+        first.ack()
+        second.put_back()
+        again = owner.lease("c")
+        assert isinstance(again, Batch)
+        assert list(again) == [b"%d" % at for at in range(3, 9)]
+        again.ack()
+
+    def go_on(path: Path) -> None:
+        if store == "queue":
+            with Queue(path, **SHARED) as queue:
+                end(queue)
+        else:
+            with Topic(path, **SHARED) as topic, topic.reader("r") as reader:
+                end(reader)
+
+    as_member(lease, home / "s", ONE, 0o077)
+    as_member(go_on, home / "s", OTHER, 0o077)
+    assert not of_others(home)
+
+
+class Dying(NoSync):
+    """The process is killed before a call of the file system."""
+
+    left = 0
+
+
+def _counting(name: str) -> Callable[..., object]:
+    def call(self: Dying, *arguments: object, **named: object) -> object:
+        Dying.left -= 1
+        if Dying.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return getattr(super(Dying, self), name)(*arguments, **named)
+
+    return call
+
+
+for _name in [name for name in vars(Files) if not name.startswith("_")]:
+    setattr(Dying, _name, _counting(_name))
+
+
+@pytest.mark.parametrize("use", ["queue", "stage", "topic"])
+def test_the_other_goes_on_where_one_was_killed(use: str, home: Path, every: Every) -> None:
+    act: Callable[..., None] = {"queue": use_queue, "stage": use_stage, "topic": use_topic}[use]
+
+    def die(call: int) -> None:
+        Dying.left = call
+        act(home / "s", _files=Dying())
+
+    killed = 0
+    for call in every(range(1, 1200), quick=45, full=5):
+        if call % 2:  # on what is there, or from nothing
+            for path in home.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        killed += end_of(fork_member(partial(die, call), ONE, 0o077)) == -signal.SIGKILL
+        as_member(act, home / "s", OTHER, 0o022)
+        assert not of_others(home), call
+    assert killed > 3
+
+
+@pytest.mark.parametrize("use", USES)
+def test_who_is_not_in_the_group_gets_nothing(use: str, home: Path) -> None:
+    as_member(USES[use], home / "s", ONE, 0)
+    open_to_see = home.with_name(home.name + "-opened")  # even if the directory itself were not in the way
+    shutil.copytree(home, open_to_see, copy_function=shutil.copy2)
+    for path in (open_to_see, *open_to_see.rglob("*")):
+        os.chown(path, ONE, GROUP)
+        path.chmod(0o2770 if path.is_dir() else 0o660)
+    open_to_see.chmod(0o2771)
+
+    def look(path: Path) -> None:
+        with pytest.raises(BadPath, match="no permission"):
+            (Topic if "topic" in use else Queue)(path)
+        with pytest.raises(BadArgument, match=rf"{OUTSIDER} is not in the group {GROUP}.*Nothing was changed"):
+            (Topic if "topic" in use else Queue)(path, **SHARED)
+        for name in ("s", "s.wal", "s.batches", "s/s.wal", "s/data"):
+            for look in (os.listdir, lambda path: path.read_bytes()):
+                with pytest.raises((PermissionError, FileNotFoundError, NotADirectoryError)):
+                    look(open_to_see / name)
+
+    try:
+        as_outsider(look, home / "s")
+    finally:
+        shutil.rmtree(open_to_see)
+
+
+def tried(store: str, path: Path, **settings: Any) -> str:
+    """What using it says."""
+    try:
+        if store == "topic":
+            with Topic(path, **settings) as topic, topic.reader("r") as reader:
+                topic.append_many([RECORD] * 30)
+                for key in "ab":
+                    batch = reader.lease(key, max_records=2)
+                    assert isinstance(batch, OpenBatch)
+                    batch.nack("x")
+        elif store == "stage":
+            with Stage(path, chunk_size=1000, **settings) as stage:
+                stage.put_many([RECORD * 30] * 15)
+        else:
+            with Queue(path, chunk_size=1000, max_attempts=1, **settings) as queue:
+                queue.put_many([RECORD] * 300)
+                for key in "ab":
+                    batch = queue.lease(key, max_records=2)
+                    assert isinstance(batch, OpenBatch)
+                    batch.nack("x")
+                with queue.session() as session:
+                    session.put_many([RECORD * 30] * 15)
+    except QewQewError as error:
+        return str(error)
+    return ""
+
+
+PLANTED = [(0o660, OTHER), (0o600, GROUP), (0o640, GROUP), (0o664, GROUP), (0o666, GROUP), (0o770, GROUP), (0o2660, GROUP)]
+
+
+@pytest.mark.parametrize(("mode", "group"), PLANTED, ids=lambda value: f"{value:o}" if value < 0o7777 else str(value))
+@pytest.mark.parametrize(
+    ("store", "name", "is_directory"),
+    [*NAMES, *(("stage", name, is_directory) for name, is_directory in QUEUE)],
+    ids=lambda value: str(value),
+)
+def test_what_has_another_mode_or_group_is_refused_by_name(
+    store: str, name: str, is_directory: bool, mode: int, group: int, home: Path
+) -> None:
+    if store == "topic":
+        as_member(use_topic, home / "s", OTHER)  # so that its directories are right
+        for each in (home / "s").rglob("*"):
+            if not each.is_dir():
+                each.unlink()
+    place = home / name
+    shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
+    place.mkdir() if is_directory else place.touch()
+    os.chown(place, OTHER, group)
+    mode = mode | 0o110 if is_directory else mode
+    if is_directory and mode == 0o770 and group == GROUP:
+        mode = 0o3770
+    place.chmod(mode)
+    os.utime(place)
+    time.sleep(0)
+
+    def use(path: Path) -> None:
+        (path.parent / "told").write_text(tried(store, path, **SHARED))
+
+    as_member(use, home / "s")
+    told = (home / "told").read_text()
+    before = place.lstat()
+    assert (before.st_uid, before.st_gid, stat.S_IMODE(before.st_mode)) == (OTHER, group, mode) or not told
+    if told:
+        assert f"belongs to {OTHER}" in told
+        assert f"mode {mode:04o}" in told
+        assert str(place) in told
+        assert "Nothing was changed" in told or "chmod" in told
+    for path in home.rglob("*"):  # and nothing secret is where others may read
+        if path.is_file() and path.name != "told" and RECORD in path.read_bytes():
+            assert (path.lstat().st_gid, stat.S_IMODE(path.lstat().st_mode)) == (GROUP, 0o660)
+
+
+BAD_HOMES = [(0o770, GROUP), (0o2775, GROUP), (0o2777, GROUP), (0o3770, GROUP), (0o2750, GROUP), (0o2770, ONE)]
+
+
+@pytest.mark.parametrize(("mode", "group"), BAD_HOMES, ids=lambda value: f"{value:o}" if value < 0o7777 else str(value))
+@pytest.mark.parametrize("store", ["queue", "stage", "topic"])
+def test_a_directory_that_is_not_the_groups_is_refused_with_what_to_do(store: str, mode: int, group: int, home: Path) -> None:
+    """Where others may write, who makes a file in a directory with set-group-id gives it the group."""
+    place = home / "s" if store == "topic" else home
+    place.mkdir(exist_ok=True)
+    os.chown(place, ONE, group)
+    place.chmod(mode)
+
+    def use(path: Path) -> None:
+        told = tried(store, path, **SHARED)
+        assert told.startswith(
+            f"{place}: a directory that belongs to {ONE} and the group {group}, mode {mode:04o}, is no part of"
+        )
+        assert f"chgrp {GROUP} {place}; chmod 2770 {place}" in told
+        assert "Nothing was changed" in told
+
+    as_member(use, home / "s")
+    assert not [*place.iterdir()]
+
+
+@pytest.mark.parametrize("user", [ONE, OTHER, 0])
+@pytest.mark.parametrize("store", ["queue", "stage", "topic"])
+def test_a_store_of_a_group_is_not_opened_without_its_name(store: str, user: int, home: Path) -> None:
+    """Not even by who has made it: new files would keep the others out."""
+    as_member(USES[store], home / "s", ONE)
+    before = sorted(home.rglob("*"))
+
+    def use(path: Path) -> None:
+        acts: list[Callable[[], str]] = [partial(tried, store, path)]
+        acts.append(partial(tried, "topic" if store == "topic" else "queue", path))
+        acts.append(lambda: run("repair", str(path), "--yes").stderr)
+        for act in acts:
+            told = act()
+            assert f"belongs to {ONE}" in told
+            assert f"is shared by the group {GROUP}" in told
+            assert f"open it with group='{GROUP}' (qewqew --group {GROUP})" in told
+            assert "Nothing was changed" in told
+
+    use(home / "s") if user == 0 else as_member(use, home / "s", user)
+    assert sorted(home.rglob("*")) == before
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["header is there", "header is missing"])
+def test_a_stage_without_the_name_makes_nothing_that_keeps_others_out(first: bool, home: Path) -> None:
+    as_member(use_queue, home / "s", ONE)
+    if not first:
+        (home / "s").unlink()
+    before = sorted(home.rglob("*"))
+    as_member(lambda path: pytest.raises(BadPath, Stage, path), home / "s", OTHER)
+    assert sorted(home.rglob("*")) == before
+
+
+@pytest.mark.parametrize("user", [ONE, OTHER])
+@pytest.mark.parametrize("store", ["queue", "stage", "topic"])
+def test_a_store_of_one_user_is_not_opened_for_a_group(store: str, user: int, home: Path) -> None:
+    as_member(lambda path: tried(store, path), home / "s", ONE)
+    before = {path: path.lstat().st_mode for path in home.rglob("*")}
+
+    def use(path: Path) -> None:
+        told = tried(store, path, **SHARED)
+        assert f"belongs to {ONE}" in told, told
+        assert f"chgrp {GROUP} " in told or "chown, chmod" in told
+
+    as_member(use, home / "s", user)
+    assert {path: path.lstat().st_mode for path in home.rglob("*")} == before
+
+
+@pytest.mark.parametrize("group", [1, b"x", "", "no-such-group", "-1", "²", str(1 << 70), "4294967295", ("a",)])
+@pytest.mark.parametrize("act", [Queue, Stage, Topic, repair, repair_topic])
+def test_a_group_that_is_none_is_refused(act: Callable[..., object], group: Any, tmp_path: Path) -> None:
+    with pytest.raises(BadArgument, match="group"):
+        act(tmp_path / "s", group=group)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("act", [Queue, Stage, Topic, repair, repair_topic])
+def test_who_is_no_member_is_told_so_before_anything_is_made(act: Callable[..., object], home: Path) -> None:
+    home.chmod(0o777)
+
+    def use(path: Path) -> None:
+        with pytest.raises(BadArgument, match=rf"user {OUTSIDER} is not in the group {GROUP}"):
+            act(path, **SHARED)
+
+    as_outsider(use, home / "s")
+    assert not [*home.iterdir()]
+
+
+def test_a_group_may_be_given_by_its_name(home: Path) -> None:
+    group = next(each for each in grp.getgrall() if each.gr_gid)
+    os.chown(home, ONE, group.gr_gid)
+    home.chmod(0o2770)
+
+    def use(path: Path) -> None:
+        with Queue(path, group=group.gr_name) as queue:
+            queue.put(RECORD)
+        with pytest.raises(BadPath, match=f"group='{group.gr_name}'"):
+            Queue(path)
+
+    as_user(use, home / "s", ONE, [group.gr_gid])
+    assert (home / "s").stat().st_gid == group.gr_gid
+
+
+@pytest.mark.parametrize("store", ["queue", "topic"])
+def test_commands_take_the_group(store: str, home: Path) -> None:
+    more = ["--topic"] if store == "topic" else []
+    reader = ["--reader", "r"] if store == "topic" else []
+
+    def make(path: Path) -> None:
+        command = partial(run, "--group", str(GROUP))
+        assert command("put", str(path), *more, "a", "b", "c").exit_code == 0
+        if store == "topic":
+            assert command("topic", "readers", "add", str(path), "r").exit_code == 0
+            assert command("topic", "readers", "copy", str(path), "r", "s").exit_code == 0
+            assert command("topic", "trim", str(path), "--delete-committed").exit_code == 0
+        else:
+            assert command("get", str(path)).stdout == "a\n"
+            (path.parent / "rows").write_text('{"record": "d"}\n')
+            assert command("import", str(path), str(path.parent / "rows")).exit_code == 0
+            (path.parent / "rows").unlink()
+        for name in ("verify", "batches", "dead list"):
+            assert command(*name.split(), str(path), *(reader if name != "verify" else [])).exit_code == 0, name
+        assert command("repair", str(path), "--yes").exit_code == 0
+
+    for user in (ONE, OTHER):
+        as_member(lambda path: make(path) if user == ONE else run("--group", str(GROUP), "put", str(path), "x"), home / "s", user)
+        assert not of_others(home)
+    assert "group" in run("put", str(home / "s"), "x").stderr
+
+
+def test_a_directory_that_a_member_makes_just_now_is_waited_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the two calls that it takes where the umask takes rights from the group."""
+    made = os.chmod
+
+    def slowly(path: Any, mode: int, **named: Any) -> None:
+        time.sleep(0.2)
+        made(path, mode, **named)
+
+    monkeypatch.setattr(os, "chmod", slowly)
+    pid = fork_member(lambda: tried("topic", home / "s", **SHARED), ONE, 0o077)
+    monkeypatch.undo()
+    while not (home / "s").exists():
+        time.sleep(0.001)
+    as_member(use_topic, home / "s", OTHER)
+    assert end_of(pid) == 0
+    assert directories.FOR_GROUP == (0o660, 0o2770)
+
+
+def test_looking_needs_no_group_to_be_named(home: Path) -> None:
+    as_member(use_queue, home / "s", ONE)
+    as_member(use_topic, home / "t", ONE)
+
+    def look(path: Path) -> None:
+        assert inspect(path).records
+        for name in ("ls", "stat", "peek"):
+            assert run(name, str(path)).exit_code == 0
+        assert run("stat", str(path.parent / "t")).exit_code == 0
+
+    as_member(look, home / "s", OTHER)
