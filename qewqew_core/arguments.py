@@ -53,10 +53,8 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     return str(value)
 
 
-def check_group(group: object) -> int | None:
+def check_group(group: object) -> int:
     """The number of a Unix group, by its name or number, or `BadArgument`: there is none, or this user is not in it."""
-    if group is None:
-        return None
     if not isinstance(group, str) or not group:
         raise BadArgument(f"group must be the name or number of a Unix group, as text, or None, not {group!r:.60}")
     try:

@@ -41,18 +41,25 @@ class Foreign(PermissionError):
 
 
 class _Open(dict[str, int], Closes):
-    """The descriptors of directories, by their paths. ``passing``: they are closed after one call."""
+    """The descriptors of directories, by their paths, which this ``group`` has. ``passing``: they are closed after one call."""
 
-    def __init__(self, passing: bool = False) -> None:
-        self._passing = passing
+    def __init__(self, group: int | None, passing: bool = False) -> None:
+        self._group, self._passing = group, passing
 
     def open(self, path: str, name: str, flags: int, above: int | None) -> None:
         """An interrupt finds it opened and in the dictionary, or neither."""
-        try:
-            self.update(zip((path,), map(partial(os.open, dir_fd=above), (name,), (_DIRECTORY | flags,)), strict=True))
-        except OSError as error:
-            error.filename = path
-            raise
+        while True:
+            try:
+                self.update(zip((path,), map(partial(os.open, dir_fd=above), (name,), (_DIRECTORY | flags,)), strict=True))
+                if self._group is None or is_for_group(os.fstat(self[path]), self._group):
+                    return
+                raise Foreign(path, self._group)
+            except OSError as error:
+                error.filename = path
+                if self._group is None or not isinstance(error, PermissionError) or not is_being_made(name, above):
+                    raise
+            self.close_below(path)
+            time.sleep(0.001)
 
     def close_below(self, path: str) -> None:
         """What is at the path now, or below it, is another directory."""
@@ -78,6 +85,7 @@ class Directories:
     _below = ""  # … with what the paths in it begin …
     _owned_as: tuple[str, ...] = ()  # … and whose it is: that of the first of these that is there …
     group: int | None = None  # … or of all members of this group
+    _modes = FOR_USER  # of files and directories that are made
     _kept: _Open | None = None  # it, and directories in it, from `enter` to `leave`
     _is_shared = False  # others may write in it, so that we look whose each file is
     _is_of: int | None = None  # the group whose directory it is, whether or not the store is
@@ -87,12 +95,13 @@ class Directories:
         """Files of the store in the directory ``base`` come next."""
         self._base = base.rstrip("/") or "/"
         self._below, self._owned_as, self.group = os.path.join(self._base, ""), owned_as, group
+        self._modes = FOR_USER if group is None else FOR_GROUP
         self._kept, self._is_shared, self._is_of, self._entered = None, False, None, {}
 
     def enter(self) -> None:
         """Open the directory, and keep it until `leave`."""
-        kept = _Open()
-        self._open(kept, self._base, self._base, 0, None)
+        kept = _Open(self.group)
+        kept.open(self._base, self._base, 0, None)
         status = os.fstat(kept[self._base])
         self._kept, me = kept, os.geteuid()
         if self.group is not None:
@@ -103,8 +112,8 @@ class Directories:
         if is_others and self._base in self._owned_as:
             raise Foreign(self._base, None)
         self._is_shared = is_others or bool(status.st_mode & _OTHERS_WRITE)
-        self._is_of = status.st_gid if is_for_group(status, status.st_gid) else None
-        if self._is_of is not None:
+        if self._is_shared and is_for_group(status, status.st_gid):
+            self._is_of = status.st_gid
             self._check_store()
 
     def _check_store(self) -> None:
@@ -139,7 +148,7 @@ class Directories:
             yield
             return
         entered = self._entered
-        entered[get_ident()] = _Open()
+        entered[get_ident()] = _Open(self.group)
         try:
             yield
         finally:
@@ -173,22 +182,8 @@ class Directories:
         """Open a directory in one that is open."""
         if name in ("", ".", ".."):
             raise OSError(errno.EINVAL, "no name of a file", path)
-        self._open(found, path, name, os.O_NOFOLLOW, above)
+        found.open(path, name, os.O_NOFOLLOW, above)
         self._check_owner(found[path], path)
-
-    def _open(self, found: _Open, path: str, name: str, flags: int, above: int | None) -> None:
-        """One of a group is not there before it has its mode, which another member may be giving it."""
-        while True:
-            try:
-                found.open(path, name, flags, above)
-                if self.group is None or is_for_group(os.fstat(found[path]), self.group):
-                    return
-                raise Foreign(path, self.group)
-            except PermissionError:
-                found.close_below(path)
-                if self.group is None or not _is_being_made(name, above):
-                    raise
-            time.sleep(0.001)
 
     def _holding(self, directory: str) -> _Open | None:
         """Open directories, with this one among them; None if it is one of the user's."""
@@ -196,14 +191,14 @@ class Directories:
             return kept
         if not self._base or not f"{directory}/".startswith(self._below):
             return None
-        kept = kept or _Open()
+        kept = kept or _Open(self.group)
         entered = self._entered.get(get_ident())
         if entered is not None and directory in entered:
             return entered
-        found = _Open(passing=True) if entered is None else entered
+        found = _Open(self.group, passing=True) if entered is None else entered
         if (above := kept.get(self._base)) is None:
             if self._base not in found:
-                self._open(found, self._base, self._base, 0, None)
+                found.open(self._base, self._base, 0, None)
             above = found[self._base]
         path = self._base
         for name in directory[len(self._below) :].split("/") if directory != self._base else ():
@@ -276,11 +271,11 @@ def is_for_group(status: os.stat_result, group: int) -> bool:
     return status.st_gid == group and stat.S_IMODE(status.st_mode) == FOR_GROUP[stat.S_ISDIR(status.st_mode)]
 
 
-def _is_being_made(name: str, above: int | None) -> bool:
-    """Whether another member of the group has made the directory just now, and its mode comes next: the umask takes rights."""
+def is_being_made(name: str, above: int | None = None) -> bool:
+    """Whether another member of a group has made the directory just now, and gives it its mode next: the umask took rights."""
     status = os.stat(name, dir_fd=above, follow_symlinks=False)
-    is_new = abs(time.time() - status.st_ctime) < _BEING_MADE
-    return is_new and stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & ~FOR_GROUP[True]
+    is_groups = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISGID and not status.st_mode & 0o7777 & ~FOR_GROUP[True]
+    return bool(is_groups) and abs(time.time() - status.st_ctime) < _BEING_MADE
 
 
 def listed(act: Callable[[Any], T], directory: str | int) -> T:

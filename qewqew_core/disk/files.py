@@ -17,7 +17,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from qewqew_core.disk.descriptors import Descriptors, open_into, open_to_write
-from qewqew_core.disk.directories import FOR_GROUP, FOR_USER, Directories, listed
+from qewqew_core.disk.directories import Directories, listed
 from qewqew_core.errors import Broken, Corrupt
 
 _MOST_BUFFERS = os.sysconf("SC_IOV_MAX")  # that the system writes at once
@@ -185,10 +185,8 @@ class Files(Directories):
         """
         with Descriptors() as fds:
             try:
-                if new:
-                    self._make(fds, path)
-                else:
-                    self._at(path, open_to_write, fds, os.O_NOFOLLOW)
+                if not new or self.group is None or not self._at(path, self._make_for_group, fds, path):
+                    self._at(path, open_to_write, fds, os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if new else 0))
             except FileNotFoundError:
                 if not make:
                     raise
@@ -203,14 +201,11 @@ class Files(Directories):
                 except FileNotFoundError:
                     raise OSError(errno.ELOOP, "it leads to nothing", path) from None
                 check_regular(os.fstat(fds[0]), path)
-            if not new:
+            if new:
+                self._made(fds[0], path)
+            else:
                 self._check_owner(fds[0], path)
             fds.hand_over(descriptors)
-
-    def _make(self, fds: Descriptors, path: str) -> None:
-        if self.group is None or not self._at(path, self._make_for_group, fds, path):
-            self._at(path, open_to_write, fds, os.O_NOFOLLOW | os.O_CREAT | os.O_EXCL)
-            self._made(fds[0], path)
 
     def _make_for_group(self, name: str, fds: Descriptors, path: str, dir_fd: int | None = None) -> bool:
         """Make a file that others in the group may use from the moment when it has its name: who is killed before leaves none.
@@ -297,17 +292,14 @@ class Files(Directories):
 
     def make_directory(self, path: str) -> None:
         """Make a directory, for its owner alone or the group. Durable after `sync_directory` of its parent."""
-        self._at(path, os.mkdir, self._modes()[True] & 0o777)
+        self._at(path, os.mkdir, self._modes[True] & 0o777)
         with self._opened(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW) as (fd,):
             self._made(fd, path)
-
-    def _modes(self) -> tuple[int, int]:
-        return FOR_USER if self.group is None else FOR_GROUP
 
     def _made(self, fd: int, path: str) -> None:
         """Give what we have just made at the path to whom it belongs."""
         status, made = os.fstat(fd), f"/proc/self/fd/{fd}"
-        mode = self._modes()[stat.S_ISDIR(status.st_mode)]
+        mode = self._modes[stat.S_ISDIR(status.st_mode)]
         # A directory with something in it was put here by somebody who may write here: that is not what we have made.
         is_roots = status.st_uid == 0 and not (stat.S_ISDIR(status.st_mode) and os.listdir(made))
         if self.group is not None and (is_roots or status.st_uid == os.geteuid()) and status.st_gid != self.group:

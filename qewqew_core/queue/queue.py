@@ -101,7 +101,7 @@ class Queue(HasBatches, Closes):
         _until: float | None = None,
         _unless: Callable[[], bool] | None = None,
     ) -> None:
-        members = arguments.check_group(group)
+        members = None if group is None else arguments.check_group(group)
         self.path = paths.check_path(path)
         self.chunk_size = arguments.check_whole("chunk_size", chunk_size, chunk.MIN_CHUNK_SIZE, chunk.MAX_CHUNK_SIZE)
         self.min_free_bytes = arguments.check_whole("min_free_bytes", min_free_bytes, 0, sys.maxsize)

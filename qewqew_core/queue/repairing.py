@@ -55,7 +55,7 @@ def repair(
 
     Raises `BadPath`, `Locked`, `DiskFull` or `Broken` (a file-system call failed): then repair it again.
     """
-    members = arguments.check_group(group)
+    members = None if group is None else arguments.check_group(group)
     full = paths.check_path(path)
     arguments.check_timeout("lock_timeout", lock_timeout)
     files = files_of(_files, os.path.dirname(full), full, full + paths.LOG, group=members)

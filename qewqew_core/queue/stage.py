@@ -63,7 +63,7 @@ class Stage(Transaction):
         if unknown := settings.keys() - _DEFAULTS.keys():
             raise BadArgument(f"{', '.join(sorted(unknown))}: Queue has no such argument")
         chosen = {**_DEFAULTS, **settings}
-        members = arguments.check_group(chosen["group"])
+        members = None if chosen["group"] is None else arguments.check_group(chosen["group"])
         self.path = paths.check_path(path)
         self.chunk_size = arguments.check_whole("chunk_size", chosen["chunk_size"], chunk.MIN_CHUNK_SIZE, chunk.MAX_CHUNK_SIZE)
         arguments.check_choice("sync", chosen["sync"], ("commit", "never"))

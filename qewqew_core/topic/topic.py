@@ -114,7 +114,7 @@ class Topic(HasHeader, Closes):
         self.slow_readers = arguments.check_choice("slow_readers", slow_readers, ("hold", "move"))
         leases.check_limits(max_attempts, retention, retention_bytes)
         self.max_attempts, self.retention, self.retention_bytes = max_attempts, retention, retention_bytes
-        members = arguments.check_group(group)
+        members = None if group is None else arguments.check_group(group)
         self.path = topic_paths.check_topic_path(path)
         self.name = os.path.basename(self.path)
         self.files = files_of(_files, self.path, self.path, group=members)

@@ -369,7 +369,7 @@ def repair_topic(
     ``dialect`` is needed if the log cannot be read and the topic is in dialect C. ``group``: as of the `Topic`. Raises
     `BadPath`, `BadArgument`, `Locked`, and `Corrupt` if nothing can be done.
     """
-    members = arguments.check_group(group)
+    members = None if group is None else arguments.check_group(group)
     full = topic_paths.check_topic_path(path)
     timeout = arguments.check_timeout("lock_timeout", lock_timeout)
     with opening(full, "topic", "repair it again"):
