@@ -173,7 +173,7 @@ def _whose(path: str, what: str, group: int | None) -> str:
         change = f"chgrp {wanted} {path}; chmod {FOR_GROUP[kind == stat.S_IFDIR]:o} {path}"
         trust = f"if it is right here, have its owner do this: {change}; else " if kind in (stat.S_IFREG, stat.S_IFDIR) else ""
         return (
-            f"{found} that belongs to {owner} and the group {has}, {mode}, is no part of a {what} that the group {wanted} "
+            f"{found} that belongs to {owner} and the group {has}, {mode}, cannot be part of a {what} that the group {wanted} "
             f"shares: there, files have mode {FOR_GROUP[0]:04o} and directories {FOR_GROUP[1]:o}. Nothing was changed; {trust}"
             "move it away"
         )
