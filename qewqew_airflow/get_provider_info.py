@@ -80,6 +80,7 @@ def _connection_fields() -> dict[str, Any]:
     sync = "commit: a commit is on disk when it returns; never: it survives a kill, but not a power cut"
     records = "How many records may wait in a queue; a task that stages more fails (default: no limit)"
     log_bytes = "Bytes by which a log grows before it is cut back to a snapshot (default 4 MiB)"
+    group = "The Unix group whose members share the queues and topics (default: they are for one user alone)"
     topics = "JSON: block_size, max_age, max_records, max_bytes, delete_committed, slow_readers"
     return {
         "hostname": field("Hostname", hostname, "string"),
@@ -107,5 +108,6 @@ def _connection_fields() -> dict[str, Any]:
         "retention_bytes": field(
             "Retained bytes", "Bytes of acknowledged batches that are kept (default 1 GiB)", "integer", minimum=0
         ),
+        "group": field("Group", group, "string"),
         "topic": field("Topics", topics, "object"),
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import sys
 import threading
 import time
@@ -12,6 +14,8 @@ from qewqew_core.errors import BadArgument, BadKey, BadPath
 
 if TYPE_CHECKING:
     import pendulum
+
+_NO_GROUP = (1 << 32) - 1  # the system's word for none
 
 
 def check_key(key: object) -> str:
@@ -47,6 +51,41 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
         words = " or ".join(f'"{choice}"' for choice in choices)
         raise BadArgument(f"{name} must be {words}, not {value!r:.60}")
     return str(value)
+
+
+def check_group(group: object) -> int:
+    """The number of a Unix group, by its name or number, or `BadArgument`: there is none, or this user is not in it."""
+    if not isinstance(group, str) or not group:
+        raise BadArgument(f"group must be the name or number of a Unix group, as text, or None, not {group!r:.60}")
+    try:
+        number = int(group) if group.isascii() and group.isdecimal() else grp.getgrnam(group).gr_gid
+        if number >= _NO_GROUP:
+            raise KeyError(group)
+    except (KeyError, ValueError):
+        raise BadArgument(
+            f"there is no group {group!r:.60} on this machine (getent group); make it, or correct the name"
+        ) from None
+    if os.geteuid() and number not in (os.getegid(), *os.getgroups()):
+        raise BadArgument(
+            f"user {user_name(os.geteuid())} is not in the group {group_name(number)}, as this process sees it: add the user "
+            "(gpasswd -a USER GROUP), and start the process again after a new login. Nothing was changed"
+        )
+    return number
+
+
+def user_name(user: int) -> str:
+    """A user as people know them."""
+    try:
+        return f"{pwd.getpwuid(user).pw_name} ({user})"
+    except KeyError:
+        return str(user)
+
+
+def group_name(group: int) -> str:
+    try:
+        return grp.getgrgid(group).gr_name
+    except KeyError:
+        return str(group)
 
 
 def check_timeout(name: str, value: object) -> float:

@@ -25,6 +25,13 @@ LONGEST_NAME = 200  # bytes of one part of a queue's name: the core appends suff
 EVERY_HOST = "*"
 Checks = dict[str, Callable[[str, Any], Any]]
 
+
+def _group(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.isprintable():
+        raise BadArgument(f"{name} must be the name or number of a Unix group, as text, not {value!r:.80}")
+    return value
+
+
 # The settings in the extra of a connection, and how each value becomes an argument of Queue.
 SETTINGS: Checks = {
     "chunk_size": lambda name, value: whole(name, value, MIN_CHUNK_SIZE, MAX_CHUNK_SIZE),
@@ -37,6 +44,7 @@ SETTINGS: Checks = {
     "max_attempts": whole,
     "retention": seconds,
     "retention_bytes": lambda name, value: whole(name, value, 0),
+    "group": _group,
 }
 # A topic has other settings of these names, or none. The others are the same for queues and topics.
 QUEUE_ONLY = ("chunk_size", "max_records", "max_bytes")
@@ -85,7 +93,7 @@ class QewQewHook(BaseHook):
     The connection's host is the absolute path of an existing directory on this machine. Its extra may hold hostname (the
     worker that has this directory, or "*" if every worker has it), and the settings of `Queue`: chunk_size (bytes), sync
     ("commit" or "never"), lock_timeout (seconds), max_records, max_bytes, min_free_bytes, log_bytes, max_attempts,
-    retention (seconds), retention_bytes. Topics use them too, except chunk_size, max_records and max_bytes. Their own
+    retention (seconds), retention_bytes, group. Topics use them too, except chunk_size, max_records and max_bytes. Their own
     settings are in an object "topic": block_size (bytes), max_age (seconds), max_records, max_bytes, delete_committed
     (true or false), slow_readers ("hold" or "move"). Names of queues and topics are relative to the directory and cannot
     leave it.

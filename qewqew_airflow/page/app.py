@@ -385,7 +385,8 @@ def _act(connection: Connection, action: str, asked: Act, user: Any) -> dict[str
     path = asked.path(hook)
     found = find_batch(path, asked.reader, asked.batch)  # opening a queue creates it
     directory = directory_of(asked.stem(path), found)
-    _check_owner(directory)
+    if hook.settings().get("group") is None:
+        _check_owner(directory)
     source = Source(asked.queue, asked.topic, asked.reader)
     with contextlib.ExitStack() as stack:
         if asked.state == "leased":

@@ -31,6 +31,7 @@ from qewqew_core.cli.targets import (
     Yes,
     existing,
     existing_queue,
+    group,
     only_for,
 )
 from qewqew_core.cli.texts import counted, iso, sized
@@ -95,8 +96,8 @@ def verify(path: Path, dialect: WhichDialect = None, lock_timeout: LockTimeout =
 
 def _open(path: str, kind: Kind, dialect: Dialect | None, lock_timeout: float) -> Queue | Topic:
     if kind is Kind.QUEUE:
-        return Queue(path, lock_timeout=lock_timeout)
-    return Topic(path, dialect=cast(Any, dialect), lock_timeout=lock_timeout)
+        return Queue(path, lock_timeout=lock_timeout, group=group())
+    return Topic(path, dialect=cast(Any, dialect), lock_timeout=lock_timeout, group=group())
 
 
 @app.command(rich_help_panel="Damage")
@@ -114,9 +115,9 @@ def repair(
         terminal.ask(f"Repair {path}? Damaged files are moved aside.")
     with Console(stderr=True).status("repairing") if sys.stderr.isatty() else contextlib.nullcontext():
         if kind is Kind.QUEUE:
-            report = repair_queue(path, lock_timeout=lock_timeout)
+            report = repair_queue(path, lock_timeout=lock_timeout, group=group())
         else:
-            report = repair_topic(path, dialect=cast(Any, dialect), lock_timeout=lock_timeout)
+            report = repair_topic(path, dialect=cast(Any, dialect), lock_timeout=lock_timeout, group=group())
     if as_json:
         terminal.print_json({"path": path, "kind": kind, "ok": report.ok} | dataclasses.asdict(report))
     else:

@@ -12,7 +12,7 @@ import typer
 
 from qewqew_core import arguments
 from qewqew_core.cli import terminal
-from qewqew_core.cli.targets import AsTopic, Json, LockTimeout, Path, existing, to_fill
+from qewqew_core.cli.targets import AsTopic, Json, LockTimeout, Path, existing, group, to_fill
 from qewqew_core.cli.texts import counted
 from qewqew_core.disk.files import DISK
 from qewqew_core.errors import BadArgument
@@ -98,12 +98,12 @@ def import_command(
     more = False
     with contextlib.ExitStack() as stack:
         rows = _rows(stack, source)
-        target = stack.enter_context(contextlib.closing(into(path, kind, lock_timeout=lock_timeout)))
-        for group in few(rows):  # nothing is made before the file is known to be one
-            for message in group:
+        target = stack.enter_context(contextlib.closing(into(path, kind, lock_timeout=lock_timeout, group=group())))
+        for some in few(rows):  # nothing is made before the file is known to be one
+            for message in some:
                 digest.add(message)
                 more = more or message[1:5] != Message(b"")[1:5]
-            target.add(group)
+            target.add(some)
         with terminal.uninterrupted():
             stored, repeated = target.commit(key or digest.key)
     if more and kind is Kind.QUEUE:

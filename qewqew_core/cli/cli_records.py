@@ -27,6 +27,7 @@ from qewqew_core.cli.targets import (
     Timeout,
     WhichDialect,
     existing,
+    group,
     nothing,
     only_for,
     to_fill,
@@ -93,11 +94,11 @@ def put(
     stored, repeated = 0, False
     with contextlib.ExitStack() as stack:
         bodies = _bodies(stack, records, file, null, whole, chunk.MAX_RECORD if kind is Kind.QUEUE else zbus.LARGEST_BODY)
-        target = stack.enter_context(contextlib.closing(into(path, kind, **settings)))
+        target = stack.enter_context(contextlib.closing(into(path, kind, group=group(), **settings)))
         try:
             for commit in _commits(bodies, sys.maxsize if key is not None else batch_size):
-                for group in few(Message(body, tag, message_id) for body in commit):
-                    target.add(group)
+                for some in few(Message(body, tag, message_id) for body in commit):
+                    target.add(some)
                 with terminal.uninterrupted():
                     committed = target.commit(key)
                 stored, repeated = stored + committed.records, committed.repeated
@@ -175,7 +176,7 @@ def get(
             if not time.monotonic() < deadline:
                 raise _empty(path)
             time.sleep(tailing.POLL_SECONDS)
-        with Queue(path, lock_timeout=lock_timeout) as queue, queue.session() as session:
+        with Queue(path, lock_timeout=lock_timeout, group=group()) as queue, queue.session() as session:
             while taken < most and (records := session.get_many(min(most - taken, GROUP_RECORDS), GROUP_BYTES)):
                 terminal.print_records(records, null, as_json)
                 terminal.sync_output()

@@ -26,6 +26,7 @@ from qewqew_core.cli.targets import (
     existing,
     existing_reader,
     existing_topic,
+    group,
     to_fill,
 )
 from qewqew_core.cli.texts import counted
@@ -169,7 +170,7 @@ def readers_add(
     """Make a reader, and the topic if it is missing."""
     begin = place_to_start(start)
     to_fill(path, as_topic=True)
-    with Topic(path, dialect=cast(Any, dialect)) as topic:
+    with Topic(path, dialect=cast(Any, dialect), group=group()) as topic:
         if name in topic.readers():
             raise typer.BadParameter(f"there is a reader {name} already; see `readers seek` and `readers filter`")
         with topic.reader(name, text, begin) as reader:

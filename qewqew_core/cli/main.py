@@ -14,6 +14,7 @@ except ModuleNotFoundError as missing:
     sys.exit(f"qewqew: the command line needs {missing.name}, which is not installed: pip install 'qewqew[cli]'")
 
 from qewqew_core.cli import cli_batches, cli_damage, cli_files, cli_looking, cli_monitoring, cli_records, cli_topic
+from qewqew_core.cli.targets import share_with
 from qewqew_core.cli.terminal import EPILOG, Commands, print_line
 
 app = typer.Typer(
@@ -48,6 +49,14 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback(help="Durable local queues and topics. PATH is a queue, such as data/orders.qew, or a topic, a directory.")
 def options(
+    group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GROUP",
+            callback=share_with,
+            help="The Unix group, by name or number, whose members share the queue or topic that a command opens.",
+        ),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,

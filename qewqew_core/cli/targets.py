@@ -121,14 +121,28 @@ def only_for(kind: Kind, found: Kind, path: str, **options: object) -> None:
 # Opening it: what is not there is not made
 
 
+_shared: dict[str, str | None] = {"group": None}
+
+
+def group() -> str | None:
+    """The group that shares what is opened."""
+    return _shared["group"]
+
+
+def share_with(group: str | None) -> str | None:
+    """Take the option of ``qewqew`` itself: so each command has it."""
+    _shared["group"] = group
+    return group
+
+
 def existing_queue(path: str, instead: str, lock_timeout: float, **settings: Any) -> Queue:
     existing(path, Kind.QUEUE, instead)
-    return Queue(path, lock_timeout=lock_timeout, **settings)
+    return Queue(path, lock_timeout=lock_timeout, group=group(), **settings)
 
 
 def existing_topic(path: str, **settings: Any) -> Topic:
     existing(path, Kind.TOPIC, NO_READERS)
-    return Topic(path, **settings)
+    return Topic(path, group=group(), **settings)
 
 
 def existing_reader(topic: Topic, name: str, **settings: Any) -> Reader:
@@ -144,10 +158,10 @@ def leasing(path: str, reader: str | None, lock_timeout: float, **settings: Any)
     kind = existing(path)
     only_for(Kind.TOPIC, kind, path, reader=reader)
     if kind is Kind.QUEUE:
-        with Queue(path, lock_timeout=lock_timeout, **settings) as queue:
+        with Queue(path, lock_timeout=lock_timeout, group=group(), **settings) as queue:
             yield queue
         return
-    with Topic(path, lock_timeout=lock_timeout, **settings) as topic:
+    with Topic(path, lock_timeout=lock_timeout, group=group(), **settings) as topic:
         if reader is None:
             names = ", ".join(topic.readers()) or "no readers yet"
             raise BadArgument(f"this is a topic: choose one of its readers with --reader. It has {names}", path=path)

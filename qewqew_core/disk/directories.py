@@ -2,6 +2,9 @@
 
 Others may write in the directory too, and may put anything at a name at any moment, also a link in the place of a directory that
 was looked at just before. So nothing is looked up by its whole path twice. What they have put there is refused, never used.
+
+A store belongs to one user or, if who opens it says so, to all members of one group (``group``). Then everything in it has that
+group and just the mode for that, and so has its directory: where others may write, everybody makes files of a set-group-id.
 """
 
 from __future__ import annotations
@@ -9,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from threading import get_ident
@@ -20,28 +25,41 @@ T = TypeVar("T")
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OTHERS_WRITE = 0o022
+_BEING_MADE = 1.0  # seconds for which a directory of a group may lack rights that its maker is about to give it
+FOR_USER = 0o600, 0o700  # modes of files and directories
+FOR_GROUP = 0o660, 0o2770  # … of a group: what is made in the directory is the group's, too
 
 
 class Foreign(PermissionError):
-    """Something in the place of ours belongs to somebody else, who may read what we write, or change what we read."""
+    """Something in the place of ours belongs to somebody else, who may read what we write, or change what we read: it is not of
+    the ``group`` that has the store or, without one, of the user.
+    """
 
-    def __init__(self, path: str) -> None:
-        super().__init__(errno.EPERM, "it belongs to another user", path)
+    def __init__(self, path: str, group: int | None) -> None:
+        super().__init__(errno.EPERM, "it belongs to another user or group", path)
+        self.group = group
 
 
 class _Open(dict[str, int], Closes):
-    """The descriptors of directories, by their paths. ``passing``: they are closed after one call."""
+    """The descriptors of directories, by their paths, which this ``group`` has. ``passing``: they are closed after one call."""
 
-    def __init__(self, passing: bool = False) -> None:
-        self._passing = passing
+    def __init__(self, group: int | None, passing: bool = False) -> None:
+        self._group, self._passing = group, passing
 
     def open(self, path: str, name: str, flags: int, above: int | None) -> None:
         """An interrupt finds it opened and in the dictionary, or neither."""
-        try:
-            self.update(zip((path,), map(partial(os.open, dir_fd=above), (name,), (_DIRECTORY | flags,)), strict=True))
-        except OSError as error:
-            error.filename = path
-            raise
+        while True:
+            try:
+                self.update(zip((path,), map(partial(os.open, dir_fd=above), (name,), (_DIRECTORY | flags,)), strict=True))
+                if self._group is None or is_for_group(os.fstat(self[path]), self._group):
+                    return
+                raise Foreign(path, self._group)
+            except OSError as error:
+                error.filename = path
+                if self._group is None or not isinstance(error, PermissionError) or not is_being_made(name, above):
+                    raise
+            self.close_below(path)
+            time.sleep(0.001)
 
     def close_below(self, path: str) -> None:
         """What is at the path now, or below it, is another directory."""
@@ -65,27 +83,45 @@ class Directories:
 
     _base = ""  # the directory of the store …
     _below = ""  # … with what the paths in it begin …
-    _owned_as: tuple[str, ...] = ()  # … and whose it is: that of the first of these that is there
+    _owned_as: tuple[str, ...] = ()  # … and whose it is: that of the first of these that is there …
+    group: int | None = None  # … or of all members of this group
+    _modes = FOR_USER  # of files and directories that are made
     _kept: _Open | None = None  # it, and directories in it, from `enter` to `leave`
     _is_shared = False  # others may write in it, so that we look whose each file is
+    _is_of: int | None = None  # the group whose directory it is, whether or not the store is
     _entered: dict[int, _Open]  # by thread
 
-    def reach_from(self, base: str, owned_as: tuple[str, ...]) -> None:
+    def reach_from(self, base: str, owned_as: tuple[str, ...], group: int | None) -> None:
         """Files of the store in the directory ``base`` come next."""
         self._base = base.rstrip("/") or "/"
-        self._below, self._owned_as = os.path.join(self._base, ""), owned_as
-        self._kept, self._is_shared, self._entered = None, False, {}
+        self._below, self._owned_as, self.group = os.path.join(self._base, ""), owned_as, group
+        self._modes = FOR_USER if group is None else FOR_GROUP
+        self._kept, self._is_shared, self._is_of, self._entered = None, False, None, {}
 
     def enter(self) -> None:
         """Open the directory, and keep it until `leave`."""
-        kept = _Open()
+        kept = _Open(self.group)
         kept.open(self._base, self._base, 0, None)
         status = os.fstat(kept[self._base])
         self._kept, me = kept, os.geteuid()
+        if self.group is not None:
+            self._is_shared = True
+            self._check_store()
+            return
         is_others = me != 0 and status.st_uid not in (me, 0)
         if is_others and self._base in self._owned_as:
-            raise Foreign(self._base)
+            raise Foreign(self._base, None)
         self._is_shared = is_others or bool(status.st_mode & _OTHERS_WRITE)
+        if self._is_shared and is_for_group(status, status.st_gid):
+            self._is_of = status.st_gid
+            self._check_store()
+
+    def _check_store(self) -> None:
+        """Before anything is made that would lock the others out, or us."""
+        for path in self._owned_as if self._base not in self._owned_as else ():
+            with contextlib.suppress(FileNotFoundError):
+                if not self._is_ours(self._at(path, os.stat, follow_symlinks=False)):
+                    raise Foreign(path, self.group)
 
     def keep(self, path: str) -> None:
         """Keep one in it, too: nobody removes it."""
@@ -112,7 +148,7 @@ class Directories:
             yield
             return
         entered = self._entered
-        entered[get_ident()] = _Open()
+        entered[get_ident()] = _Open(self.group)
         try:
             yield
         finally:
@@ -132,8 +168,15 @@ class Directories:
         return self._in(directory, os.stat).st_uid
 
     def _check_owner(self, fd: int, path: str) -> None:
-        if self._is_shared and os.fstat(fd).st_uid not in self._owners():
-            raise Foreign(path)
+        if self._is_shared and not self._is_ours(os.fstat(fd)):
+            raise Foreign(path, self.group)
+
+    def _is_ours(self, status: os.stat_result) -> bool:
+        if self.group is not None:
+            return is_for_group(status, self.group)
+        if self._is_of is not None and is_for_group(status, self._is_of):
+            return False  # what we make would be for us alone
+        return status.st_uid in self._owners()
 
     def _step(self, found: _Open, path: str, name: str, above: int) -> None:
         """Open a directory in one that is open."""
@@ -148,11 +191,11 @@ class Directories:
             return kept
         if not self._base or not f"{directory}/".startswith(self._below):
             return None
-        kept = kept or _Open()
+        kept = kept or _Open(self.group)
         entered = self._entered.get(get_ident())
         if entered is not None and directory in entered:
             return entered
-        found = _Open(passing=True) if entered is None else entered
+        found = _Open(self.group, passing=True) if entered is None else entered
         if (above := kept.get(self._base)) is None:
             if self._base not in found:
                 found.open(self._base, self._base, 0, None)
@@ -221,6 +264,18 @@ class Directories:
         """A directory was renamed or removed."""
         if (entered := self._entered.get(get_ident()) if self._base else None) is not None:
             entered.close_below(path)
+
+
+def is_for_group(status: os.stat_result, group: int) -> bool:
+    """Whether all members of the group may use this file or directory, and nobody else."""
+    return status.st_gid == group and stat.S_IMODE(status.st_mode) == FOR_GROUP[stat.S_ISDIR(status.st_mode)]
+
+
+def is_being_made(name: str, above: int | None = None) -> bool:
+    """Whether another member of a group has made the directory just now, and gives it its mode next: the umask took rights."""
+    status = os.stat(name, dir_fd=above, follow_symlinks=False)
+    is_groups = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISGID and not status.st_mode & 0o7777 & ~FOR_GROUP[True]
+    return bool(is_groups) and abs(time.time() - status.st_ctime) < _BEING_MADE
 
 
 def listed(act: Callable[[Any], T], directory: str | int) -> T:

@@ -22,6 +22,7 @@ from qewqew_core.errors import Broken, Corrupt
 
 _MOST_BUFFERS = os.sysconf("SC_IOV_MAX")  # that the system writes at once
 _MISSING = FileNotFoundError, NotADirectoryError
+_NO_TMPFILE = errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL
 _LARGEST = 1 << 31  # bytes; chunk files have fewer, logs and manifests far fewer
 
 
@@ -30,8 +31,9 @@ class Files(Directories):
 
     What is in the directory of a store (`Directories`) is reached from there. Elsewhere a path is followed as the user wrote it.
 
-    What is made is for its owner alone, who may use it whatever the umask is. What root makes belongs to the owner of the store,
-    who would be locked out otherwise: to that of the first of the paths from `files_of` that is there, or of the directory.
+    What is made is for its owner alone, or for the members of the group from `files_of`, whatever the umask is. What root makes
+    belongs to the owner of the store, who would be locked out otherwise: to that of the first of the paths from `files_of` that
+    is there, or of the directory.
     """
 
     # Questions. If other processes change the same files, the answer may be out of date at once.
@@ -183,7 +185,8 @@ class Files(Directories):
         """
         with Descriptors() as fds:
             try:
-                self._at(path, open_to_write, fds, os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if new else 0))
+                if not new or self.group is None or not self._at(path, self._make_for_group, fds, path):
+                    self._at(path, open_to_write, fds, os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if new else 0))
             except FileNotFoundError:
                 if not make:
                     raise
@@ -199,10 +202,28 @@ class Files(Directories):
                     raise OSError(errno.ELOOP, "it leads to nothing", path) from None
                 check_regular(os.fstat(fds[0]), path)
             if new:
-                self._made(fds[0], path, 0o600)
+                self._made(fds[0], path)
             else:
                 self._check_owner(fds[0], path)
             fds.hand_over(descriptors)
+
+    def _make_for_group(self, name: str, fds: Descriptors, path: str, dir_fd: int | None = None) -> bool:
+        """Make a file that others in the group may use from the moment when it has its name: who is killed before leaves none.
+        False: this file system has no files without a name.
+        """
+        try:
+            open_to_write(os.path.dirname(name) or ".", fds, os.O_TMPFILE, dir_fd)
+        except OSError as error:
+            if error.errno not in _NO_TMPFILE:
+                raise
+            return False
+        self._made(fds[0], path)
+        try:
+            os.link(f"/proc/self/fd/{fds[0]}", name, src_dir_fd=fds[0], dst_dir_fd=dir_fd, follow_symlinks=True)
+        except OSError:
+            fds.close()
+            raise
+        return True
 
     def _led_to(self, path: str) -> str:
         """What a link of ours leads to."""
@@ -270,24 +291,28 @@ class Files(Directories):
         self._at(path, os.unlink)
 
     def make_directory(self, path: str) -> None:
-        """Make a directory, for its owner alone. Durable after `sync_directory` of its parent."""
-        self._at(path, os.mkdir, 0o700)
+        """Make a directory, for its owner alone or the group. Durable after `sync_directory` of its parent."""
+        self._at(path, os.mkdir, self._modes[True] & 0o777)
         with self._opened(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW) as (fd,):
-            self._made(fd, path, 0o700)
+            self._made(fd, path)
 
-    def _made(self, fd: int, path: str, mode: int) -> None:
+    def _made(self, fd: int, path: str) -> None:
         """Give what we have just made at the path to whom it belongs."""
-        status = os.fstat(fd)
-        if status.st_mode & mode != mode:  # the umask has taken rights of the owner
-            os.chmod(f"/proc/self/fd/{fd}", mode)
-        # Root's own directory with something in it was put here by somebody who may write here: that is not what we have made.
-        if status.st_uid == 0 and not (stat.S_ISDIR(status.st_mode) and os.listdir(f"/proc/self/fd/{fd}")):
+        status, made = os.fstat(fd), f"/proc/self/fd/{fd}"
+        mode = self._modes[stat.S_ISDIR(status.st_mode)]
+        # A directory with something in it was put here by somebody who may write here: that is not what we have made.
+        is_roots = status.st_uid == 0 and not (stat.S_ISDIR(status.st_mode) and os.listdir(made))
+        if self.group is not None and (is_roots or status.st_uid == os.geteuid()) and status.st_gid != self.group:
+            os.chown(made, -1, self.group)  # before the mode gives it rights
+        if status.st_mode & mode != mode:  # the umask has taken rights, or only this call gives them
+            os.chmod(made, mode)
+        if is_roots:
             for other in (*self._owned_as, os.path.dirname(path)):
                 with contextlib.suppress(OSError):  # it is not there; or we may give nothing away, as in some containers
                     is_home = other in (self._base, os.path.dirname(path))
                     owner = self._in(other, os.stat) if is_home else self.status(other, follow=False)
                     if other != path:
-                        os.chown(f"/proc/self/fd/{fd}", owner.st_uid, owner.st_gid)
+                        os.chown(made, owner.st_uid, owner.st_gid if self.group is None else self.group)
                         return
 
     def remove_directory(self, path: str) -> None:
@@ -362,12 +387,12 @@ def _path_of(fd: int) -> str | None:
 DISK = Files()  # for those to whom nobody gives another
 
 
-def files_of(files: Files | None, base: str, *owned_as: str) -> Files:
-    """For a store in the directory ``base``. What it makes is whose the first of these paths is that is there. ``files``: a
-    test's.
+def files_of(files: Files | None, base: str, *owned_as: str, group: int | None = None) -> Files:
+    """For a store in the directory ``base``. What it makes is whose the first of these paths is that is there, and all members
+    of the ``group`` may use it. ``files``: a test's.
     """
     files = files or Files()
-    files.reach_from(base, owned_as)
+    files.reach_from(base, owned_as, group)
     return files
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import pwd
 import stat
 from collections.abc import Iterator
 
-from qewqew_core.disk.directories import Foreign
+from qewqew_core.arguments import group_name, user_name
+from qewqew_core.disk.directories import FOR_GROUP, Foreign, is_for_group
 from qewqew_core.disk.files import DISK
 from qewqew_core.disk.reserve import FULL
 from qewqew_core.errors import BadPath, Broken, DiskFull, OutOfResources, QewQewError
@@ -66,7 +66,7 @@ def refused(error: OSError, path: str, what: str, again: str = "try again") -> D
     if isinstance(error, BadPath):
         return error
     if isinstance(error, Foreign) or (error.errno == errno.EPERM and _is_foreign(where)):
-        refusal = BadPath(f"{_whose(where)} is in the way of a file of the {what}. {_MOVE_IT}", path=where)
+        refusal = BadPath(_whose(where, what, error.group if isinstance(error, Foreign) else None), path=where)
     elif error.errno in _DENIED:
         refusal = BadPath(f"no permission to use the {what}: {error.strerror}. {_who_may(where)}", path=path)
     elif error.errno in _NOT_OURS and error.filename:
@@ -160,14 +160,30 @@ def _is_foreign(path: str) -> bool:
     return False
 
 
-def _whose(path: str) -> str:
-    """What is at the path, and whose it is: somebody else's."""
+def _whose(path: str, what: str, group: int | None) -> str:
+    """What is at the path, whose it is instead of this user's, or the ``group``'s, and what to do."""
     try:
         status = DISK.status(path, follow=False)
     except OSError:
-        return "something that belonged to another user"
-    owner, mode = _name(status.st_uid), f"{status.st_mode & 0o7777:04o}"
-    return f"{_in_the_way(path)} that belongs to {owner}, mode {mode}, while this is user {_name(os.geteuid())},"
+        return f"something that belonged to another user was in the way of a file of the {what}. Nothing was changed; try again"
+    owner, mode, me = user_name(status.st_uid), f"mode {status.st_mode & 0o7777:04o}", user_name(os.geteuid())
+    has, found = group_name(status.st_gid), _in_the_way(path)
+    if group is not None:
+        wanted, kind = group_name(group), stat.S_IFMT(status.st_mode)
+        change = f"chgrp {wanted} {path}; chmod {FOR_GROUP[kind == stat.S_IFDIR]:o} {path}"
+        trust = f"if it is right here, have its owner do this: {change}; else " if kind in (stat.S_IFREG, stat.S_IFDIR) else ""
+        return (
+            f"{found} that belongs to {owner} and the group {has}, {mode}, cannot be part of a {what} that the group {wanted} "
+            f"shares: there, files have mode {FOR_GROUP[0]:04o} and directories {FOR_GROUP[1]:o}. Nothing was changed; {trust}"
+            "move it away"
+        )
+    if is_for_group(status, status.st_gid):
+        return (
+            f"{found} that belongs to {owner}, {mode}, is shared by the group {has}, while this is user {me}, whose new files "
+            f"would be for this user alone. Nothing was changed; if the {what} is one of that group, open it with group={has!r} "
+            f"(qewqew --group {has}); else move it away"
+        )
+    return f"{found} that belongs to {owner}, {mode}, while this is user {me}, is in the way of a file of the {what}. {_MOVE_IT}"
 
 
 def _who_may(path: str) -> str:
@@ -187,8 +203,8 @@ def _who_may(path: str) -> str:
             remedy = f"let its owner use it (chmod u+{rights})"
         else:
             remedy = "run this as its owner, or let this user use it (chown, chmod)"
-        return f"This is user {_name(me)}, and the {kind} {place} belongs to {_name(owner)}, mode {mode}: {remedy}"
-    return f"This is user {_name(os.geteuid())}: ask who has the files"
+        return f"This is user {user_name(me)}, and the {kind} {place} belongs to {user_name(owner)}, mode {mode}: {remedy}"
+    return f"This is user {user_name(os.geteuid())}: ask who has the files"
 
 
 def _upwards(path: str) -> Iterator[str]:
@@ -199,10 +215,3 @@ def _upwards(path: str) -> Iterator[str]:
         if place == os.path.dirname(place):
             return
         place = os.path.dirname(place)
-
-
-def _name(user: int) -> str:
-    try:
-        return f"{pwd.getpwuid(user).pw_name} ({user})"
-    except KeyError:
-        return str(user)

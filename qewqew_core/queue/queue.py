@@ -73,7 +73,8 @@ class Queue(HasBatches, Closes):
     but you can still take and lease. ``log_bytes``: when the log has grown by this much, or has doubled if that is more, a
     snapshot replaces it. ``max_attempts``: how often a batch may be leased before `Batch.nack` makes it a dead letter.
     ``retention``, ``retention_bytes``: how long, and up to how many bytes in total, the records of acknowledged batches are
-    kept. After that their keys raise `BatchExpired`, for thirty days or 65,536 keys.
+    kept. After that their keys raise `BatchExpired`, for thirty days or 65,536 keys. ``group``: the Unix group, by name or
+    number, whose members share the queue; each of them names it. Else the queue is for this user alone.
 
     Raises `BadPath`, `BadArgument`, `Locked`, `Corrupt`, `DiskFull`; then nothing was changed. Also `Broken`, if the disk fails.
     After `Broken` from any call the object refuses all others. Close it, or use it in a ``with`` statement.
@@ -95,17 +96,19 @@ class Queue(HasBatches, Closes):
         max_attempts: int = 5,
         retention: timedelta = timedelta(days=1),
         retention_bytes: int = 1 << 30,
+        group: str | None = None,
         _files: Files | None = None,
         _until: float | None = None,
         _unless: Callable[[], bool] | None = None,
     ) -> None:
+        members = None if group is None else arguments.check_group(group)
         self.path = paths.check_path(path)
         self.chunk_size = arguments.check_whole("chunk_size", chunk_size, chunk.MIN_CHUNK_SIZE, chunk.MAX_CHUNK_SIZE)
         self.min_free_bytes = arguments.check_whole("min_free_bytes", min_free_bytes, 0, sys.maxsize)
         self.log_bytes = arguments.check_whole("log_bytes", log_bytes, 1, journal.MOST_LOG_BYTES)
         self.sync = arguments.check_choice("sync", sync, ("commit", "never"))
         arguments.check_timeout("lock_timeout", lock_timeout)
-        self._files = files_of(_files, os.path.dirname(self.path), self.path, self.path + paths.LOG)
+        self._files = files_of(_files, os.path.dirname(self.path), self.path, self.path + paths.LOG, group=members)
         self._holds = Holds()
         self._engine: Engine[State] = Engine(
             self.path, "queue", logs, sync=sync == "commit", log_bytes=self.log_bytes, gate=self._holds, locks_log=True

@@ -43,18 +43,22 @@ from qewqew_core.queue.repair_plan import Plan
 from qewqew_core.queue.state import State
 
 
-def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: Files | None = None) -> RepairReport:
+def repair(
+    path: str | os.PathLike[str], *, lock_timeout: float = 10.0, group: str | None = None, _files: Files | None = None
+) -> RepairReport:
     """Make a damaged queue open again, with every record that can be read and no wrong one.
 
     If nothing is wrong, it changes nothing (a queue that crashed is recovered, as opening would do it; but the torn end of its
     log, which may have been a commit, is kept and reported). Damaged files are moved to NAME.damaged/N, never deleted. If it is
     killed, the next repair finishes it; opening in between works as before, or raises `Corrupt`. Durable when it returns.
+    ``group``: as of the `Queue`.
 
     Raises `BadPath`, `Locked`, `DiskFull` or `Broken` (a file-system call failed): then repair it again.
     """
+    members = None if group is None else arguments.check_group(group)
     full = paths.check_path(path)
     arguments.check_timeout("lock_timeout", lock_timeout)
-    files = files_of(_files, os.path.dirname(full), full, full + paths.LOG)
+    files = files_of(_files, os.path.dirname(full), full, full + paths.LOG, group=members)
     parts = [full, *(full + suffix for suffix in (paths.LOG, paths.STAMP, places.BATCHES, places.DEAD))]
     with opening(full, "queue", "repair it again"), contextlib.ExitStack() as stack:
         stack.callback(files.leave)

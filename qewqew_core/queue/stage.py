@@ -63,13 +63,16 @@ class Stage(Transaction):
         if unknown := settings.keys() - _DEFAULTS.keys():
             raise BadArgument(f"{', '.join(sorted(unknown))}: Queue has no such argument")
         chosen = {**_DEFAULTS, **settings}
+        members = None if chosen["group"] is None else arguments.check_group(chosen["group"])
         self.path = paths.check_path(path)
         self.chunk_size = arguments.check_whole("chunk_size", chosen["chunk_size"], chunk.MIN_CHUNK_SIZE, chunk.MAX_CHUNK_SIZE)
         arguments.check_choice("sync", chosen["sync"], ("commit", "never"))
         arguments.check_timeout("lock_timeout", chosen["lock_timeout"])
         self._settings = {"lock_timeout": PATIENCE, **settings}
         self._terms = Terms(self.chunk_size, arguments.check_whole("min_free_bytes", chosen["min_free_bytes"], 0, sys.maxsize))
-        self._files: Files = files_of(chosen["_files"], os.path.dirname(self.path), self.path, self.path + paths.LOG)
+        self._files: Files = files_of(
+            chosen["_files"], os.path.dirname(self.path), self.path, self.path + paths.LOG, group=members
+        )
         with self._files.entering(), opening(self.path, "stage"):
             self._files.enter()
             self._files.check_writable(os.path.dirname(self.path))

@@ -70,7 +70,7 @@ class Topic(HasHeader, Closes):
     removed too. ``slow_readers``: with "hold" (default), blocks that a reader has not committed stay; with "move" the reader is
     moved on and counts what it lost. The last block, and blocks of leased or returned batches, are never removed.
 
-    ``max_attempts``, ``retention``, ``retention_bytes``: for batches of readers, as of a `Queue`.
+    ``max_attempts``, ``retention``, ``retention_bytes`` for batches of readers, and ``group``: as of a `Queue`.
 
     Raises `BadPath`, `BadArgument`, `Locked`, `Corrupt`, `DiskFull`, and `Broken` if the disk fails. After `Broken` the object
     refuses all calls that append.
@@ -96,6 +96,7 @@ class Topic(HasHeader, Closes):
         max_attempts: int = 5,
         retention: timedelta = timedelta(days=1),
         retention_bytes: int = 1 << 30,
+        group: str | None = None,
         _files: Files | None = None,
     ) -> None:
         self._opening = True
@@ -107,19 +108,18 @@ class Topic(HasHeader, Closes):
         self.log_bytes = arguments.check_whole("log_bytes", log_bytes, 1, journal.MOST_LOG_BYTES)
         if max_age is not None and (not isinstance(max_age, timedelta) or max_age <= timedelta(0)):
             raise BadArgument(f"max_age must be a timedelta above 0, or None, not {max_age!r:.60}")
-        self.max_age = max_age
-        self.max_bytes = arguments.check_bound("max_bytes", max_bytes)
+        self.max_age, self.max_bytes = max_age, arguments.check_bound("max_bytes", max_bytes)
         self.max_records = arguments.check_bound("max_records", max_records)
         self.delete_committed = delete_committed
         self.slow_readers = arguments.check_choice("slow_readers", slow_readers, ("hold", "move"))
         leases.check_limits(max_attempts, retention, retention_bytes)
         self.max_attempts, self.retention, self.retention_bytes = max_attempts, retention, retention_bytes
+        members = None if group is None else arguments.check_group(group)
         self.path = topic_paths.check_topic_path(path)
         self.name = os.path.basename(self.path)
-        self.files = files_of(_files, self.path, self.path)
-        self._lock = threading.RLock()
+        self.files = files_of(_files, self.path, self.path, group=members)
+        self._lock, self._sessions = threading.RLock(), 0
         self._writer: Writer | None = None
-        self._sessions = 0
         with self.files.entering(), opening(self.path, "topic"), self.files.entered():
             topic_recovery.enter_directories(self.files, self.path)
             self.dialect = self._recovered_dialect()

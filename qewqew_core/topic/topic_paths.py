@@ -15,6 +15,7 @@ import os
 
 from qewqew_core import arguments
 from qewqew_core.batch import names
+from qewqew_core.disk.directories import is_being_made
 from qewqew_core.disk.files import DISK
 from qewqew_core.disk.opening import opening
 from qewqew_core.disk.reserve import RESERVE
@@ -45,7 +46,13 @@ def _checked(given: str) -> str:
         return full
     if not DISK.is_directory(full, follow=True):
         raise BadPath("is not a directory, but a topic is one", path=full)
-    if not DISK.exists(index_of(full)) and _others(full):
+    try:
+        is_another = not DISK.exists(index_of(full)) and _others(full)
+    except PermissionError:
+        if not is_being_made(full):
+            raise
+        is_another = set()
+    if is_another:
         raise BadPath(f"this is a directory with other files, not a topic: it has no {name}.idx", path=full)
     return full
 

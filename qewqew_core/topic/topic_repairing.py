@@ -361,20 +361,22 @@ def repair_topic(
     *,
     dialect: Literal["A", "B", "C"] | None = None,
     lock_timeout: float = 10.0,
+    group: str | None = None,
     _files: Files | None = None,
 ) -> RepairReport:
     """Repair a topic; see the module. Nobody may have it open. Everything is durable when it returns.
 
-    ``dialect`` is needed if the log cannot be read and the topic is in dialect C. Raises `BadPath`, `BadArgument`, `Locked`,
-    and `Corrupt` if nothing can be done.
+    ``dialect`` is needed if the log cannot be read and the topic is in dialect C. ``group``: as of the `Topic`. Raises
+    `BadPath`, `BadArgument`, `Locked`, and `Corrupt` if nothing can be done.
     """
+    members = None if group is None else arguments.check_group(group)
     full = topic_paths.check_topic_path(path)
     timeout = arguments.check_timeout("lock_timeout", lock_timeout)
     with opening(full, "topic", "repair it again"):
-        return _repair(files_of(_files, full, full), full, dialect, timeout)
+        return _repair(files_of(_files, full, full, group=members), full, dialect, timeout, group)
 
 
-def _repair(files: Files, full: str, dialect: Literal["A", "B", "C"] | None, timeout: float) -> RepairReport:
+def _repair(files: Files, full: str, dialect: Literal["A", "B", "C"] | None, timeout: float, group: str | None) -> RepairReport:
     if not files.is_directory(topic_paths.data_of(full)):
         raise BadPath("there is no topic here: it has no directory data", path=topic_paths.data_of(full))
     lock.check_system(full)
@@ -385,7 +387,7 @@ def _repair(files: Files, full: str, dialect: Literal["A", "B", "C"] | None, tim
     problem: Damage | None = None
     log_path = topic_paths.log_of(full)
     try:
-        Topic(full, dialect=dialect, lock_timeout=timeout, _files=files).close()
+        Topic(full, dialect=dialect, lock_timeout=timeout, group=group, _files=files).close()
     except Corrupt as error:  # else it was recovered, as every opening does
         problem = _damage(error, None)
     held, _ = lock.acquire(files, topic_paths.lock_of(full), timeout, what="topic")
@@ -405,7 +407,7 @@ def _repair(files: Files, full: str, dialect: Literal["A", "B", "C"] | None, tim
     finally:
         held.release()
     if repair.report.damage:  # to end as a closed one, with all readers
-        Topic(full, dialect=cast(Literal["B", "C"], repair.dialect), lock_timeout=timeout, _files=files).close()
+        Topic(full, dialect=cast(Literal["B", "C"], repair.dialect), lock_timeout=timeout, group=group, _files=files).close()
     repair.what_stays()
     try:
         stats, readers = inspect_topic(full)

@@ -48,7 +48,7 @@ else:  # pyspark 4.0 has none: see `stream_writer`
 PIECE_BYTES = 1 << 20  # of a staged file are in memory at a time, unless a single record is larger
 LEFT_OVER = 7 * 86_400  # seconds after which a staging directory that nobody has written to is one of a job that was killed
 QUERY_ID = "sql.streaming.queryId"  # a local property of the tasks of a stream; the same whenever it goes on from its checkpoint
-OPTIONS = {"path", "kind", "sync", "lockTimeout", "stagingPath"}
+OPTIONS = {"path", "kind", "sync", "lockTimeout", "stagingPath", "group"}
 OPTIONS_OF = {"queue": {"chunkSize"}, "topic": {"blockSize", "dialect"}}
 
 _logger = logging.getLogger(__name__)
@@ -259,6 +259,7 @@ def sink_of(options: Options, schema: StructType, what: str, more: set[str]) -> 
     settings: dict[str, Any] = {
         "sync": options.choice("sync", ("commit", "never"), "commit"),
         "lock_timeout": options.whole("lockTimeout", 60, least=0),
+        "group": options.text("group"),
     }
     if kind == "queue":
         path = paths.check_path(path)

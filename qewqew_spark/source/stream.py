@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from qewqew_spark.options import Options
 
-OPTIONS = STARTING | {"minOffsetsPerTrigger", "maxTriggerDelay", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "reader"}
+OPTIONS = STARTING | {"minOffsetsPerTrigger", "maxTriggerDelay", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "reader", "group"}
 Offset = dict[str, Any]
 
 if limits is None:
@@ -74,6 +74,7 @@ class TopicStream(_Base):
         if self.min_records and self.max_records and self.min_records > self.max_records:
             raise BadArgument(f"minOffsetsPerTrigger={self.min_records} is more than maxOffsetsPerTrigger={self.max_records}")
         self.name = options.text("reader")
+        self.group = options.text("group")
         if self.name:
             topic_paths.check_reader_name(self.name)
         if limits is None and (self.max_records or self.max_bytes or self.min_records or self.name is None):
@@ -224,7 +225,7 @@ class TopicStream(_Base):
         if self._reader is not None or not name:
             return
         try:
-            topic = Topic(self.topic.path)
+            topic = Topic(self.topic.path, group=self.group)
             # Until a batch is in the checkpoint nobody would ever use such a reader again, should the query be killed.
             temporary = self.name is None and name not in topic.readers()
             reader = topic.reader(name, start=place, temporary=temporary)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ import pytest
 
 from qewqew_airflow.errors import WrongConnection
 from qewqew_airflow.hooks.qewqew import QewQewHook
-from qewqew_core import BadArgument, BadPath
+from qewqew_core import BadArgument, BadPath, Message
+from qewqew_core.tools.listing import Kind
 
 Connect = Callable[..., None]
 
@@ -139,6 +142,7 @@ def test_the_settings_of_a_queue_come_from_the_extra(connect: Connect) -> None:
         "max_attempts": 2,
         "retention": 60,
         "retention_bytes": 0,
+        "group": "etl",
     }
     connect("qewqew_default", "qewqew", "/", **settings)
     assert QewQewHook().settings() == {**settings, "retention": timedelta(seconds=60)}
@@ -161,11 +165,12 @@ def test_settings_may_be_text_and_empty_ones_are_not_set(connect: Connect) -> No
         *[("max_attempts", value) for value in (0, -1)],
         *[("retention", value) for value in (-1, 1e12)],
         ("retention_bytes", -1),
+        *[("group", value) for value in (1, True, "et\nl", "no-such-group")],
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(connect: Connect, directory: Path, name: str, value: Any) -> None:
     connect("qewqew_default", "qewqew", str(directory), **{name: value})
-    with pytest.raises(BadArgument, match=f"'qewqew_default': extra {name}"):
+    with pytest.raises(BadArgument, match=f"'qewqew_default': extra {name}|no group 'no-such-group'"):
         QewQewHook().queue("orders")
     assert list(directory.iterdir()) == []
 
@@ -185,6 +190,26 @@ def test_a_queue_opens_with_the_settings_and_what_is_given_wins(connect: Connect
     with QewQewHook().queue("others", chunk_size=200) as queue:
         queue.put(b"1")
         assert (directory / "others.30001").stat().st_size == 200
+
+
+def test_a_group_shares_what_a_connection_names_it_for(connect: Connect, directory: Path) -> None:
+    connect("qewqew_default", "qewqew", str(directory), group=str(os.getegid()))
+    os.chown(directory, -1, os.getegid())
+    directory.chmod(0o2770)
+    with QewQewHook().queue("orders") as queue:
+        queue.put(b"1")
+    with QewQewHook().topic("events") as topic:
+        topic.append(b"1")
+    with closing(QewQewHook().into(Kind.QUEUE, "staged")) as stage:
+        stage.add([Message(b"1")])
+        stage.commit()
+    modes = {stat.S_IMODE(path.lstat().st_mode) for path in directory.rglob("*")}
+    assert modes == {0o660, 0o2770}
+    connect("qewqew_default", "qewqew", str(directory))
+    with pytest.raises(BadPath, match="is shared by the group"):
+        QewQewHook().queue("orders")
+    with pytest.raises(BadPath, match="is shared by the group"):
+        QewQewHook().topic("events")
 
 
 def test_a_topic_opens_with_the_settings_that_are_meant_for_topics(connect: Connect, directory: Path) -> None:
