@@ -49,7 +49,7 @@ def check(path: str, what: str) -> None:
             )
     if (found := _INSIDE.fullmatch(os.path.basename(directory))) is not None:
         raise BadPath(
-            f"by its name, the directory of this {what} is that of the queue {found[1]}, which removes what it does not know. "
+            f"by its name, the directory of this {what} is that of the queue {found[1]}, which uses it as its own. "
             "Choose another directory",
             path=path,
         )

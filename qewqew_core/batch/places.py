@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterable
 
 from qewqew_core.batch import manifest
@@ -14,6 +15,8 @@ from qewqew_core.errors import BadPath
 from qewqew_core.keys import key_hash
 
 BATCHES, DEAD, DAMAGED = ".batches", ".dead", ".damaged"  # what the names of these directories end with
+# In them, in NAME.lease and in NAME.spill: manifests, blocks of topics, what sessions have put; chunks, behind a queue's name
+_OURS, _CHUNK = re.compile(r"manifest[.]json([.]tmp)?|[0-9]{20}[.]zbus|[0-9]+[.][0-9]+"), re.compile("[1-9][0-9]{0,4}")
 
 
 def directory_of(path: str, batch: BatchState) -> str:
@@ -41,21 +44,30 @@ def place_manifest(files: Files, directory: str) -> None:
     files.sync_directory(directory)
 
 
-def remove_tree(files: Files, directory: str) -> None:
-    """Remove a batch's directory with its files."""
+def remove_ours(files: Files, directory: str) -> bool:
+    """Remove the files of a batch, or of a session, and their directory. What a queue or topic does not put there stays, and the
+    directory with it: others may have moved a directory of the user's here, in which they may not remove anything. Returns
+    whether the directory is gone.
+    """
     with files.entered():
-        if files.is_directory(directory):
-            for name in files.list(directory):
-                _remove(files, os.path.join(directory, name))
+        if not files.is_directory(directory):
+            return True
+        names = files.list(directory)
+        ours = [name for name in names if _is_ours(directory, name)]
+        for name in ours:
+            files.unlink(os.path.join(directory, name))
+        if is_all := ours == names:
             files.remove_directory(directory)
-            files.sync_directory(os.path.dirname(directory))
+        files.sync_directory(os.path.dirname(directory))
+        return is_all
 
 
-def _remove(files: Files, path: str) -> None:
-    try:
-        files.unlink(path)
-    except IsADirectoryError:  # not ours; but what is left of it must not pass for a batch
-        remove_tree(files, path)
+def _is_ours(directory: str, name: str) -> bool:
+    """Whether a file in NAME.SUFFIX/ID or NAME.SUFFIX may be one of the queue's or topic's, by its name."""
+    queues = {os.path.basename(home).rpartition(".")[0] for home in (directory, os.path.dirname(directory))} - {""}
+    return _OURS.fullmatch(name) is not None or any(
+        name.startswith(queue + ".") and _CHUNK.fullmatch(name, len(queue) + 1) for queue in queues
+    )
 
 
 def on_disk(files: Files, directory: str) -> int:
@@ -90,7 +102,7 @@ def remove_expired(files: Files, stem: str, name: str, numbers: Iterable[int]) -
     directories = [os.path.join(stem + BATCHES, numbered_id(name, number)) for number in numbers]
     left = [*filter(files.is_directory, directories)]
     for directory in left:
-        remove_tree(files, directory)
+        remove_ours(files, directory)
     return bool(left)
 
 
@@ -118,6 +130,12 @@ def make_home(files: Files, path: str, suffix: str) -> str:
         return home
     files.check_writable(home)
     return home
+
+
+def make_way(files: Files, directory: str) -> None:
+    """Remove what is left of ours there, so that another can have the name. Raises `BadPath` if there is something else."""
+    if not remove_ours(files, directory):
+        raise _in_the_way(directory)
 
 
 def make_new(files: Files, directory: str) -> None:
@@ -154,23 +172,28 @@ def _take_over(files: Files, source: str, target: str) -> None:
     for name in files.list(source):
         there, here = os.path.join(source, name), os.path.join(target, name)
         is_longer = not files.is_regular(here) or files.status(there, follow=False).st_size > files.status(here).st_size
-        if files.is_regular(there) and is_longer and (name != manifest.MANIFEST or not files.is_regular(here)):
+        if (
+            _is_ours(source, name)
+            and files.is_regular(there)
+            and is_longer
+            and (name != manifest.MANIFEST or not files.is_regular(here))
+        ):
             files.rename(there, here)
     files.sync_directory(target)
-    remove_tree(files, source)
+    remove_ours(files, source)
 
 
 def roll_forward_forget(files: Files, path: str, batch_ids: list[str], keep_manifest: bool) -> None:
     """Delete the files of batches. The manifest of an acknowledged one stays as long as its keys are remembered."""
     for batch_id in batch_ids:
-        remove_tree(files, os.path.join(path + DEAD, batch_id))
+        remove_ours(files, os.path.join(path + DEAD, batch_id))
         directory = os.path.join(path + BATCHES, batch_id)
         if not keep_manifest:
-            remove_tree(files, directory)
+            remove_ours(files, directory)
         elif files.is_directory(directory):
             for name in files.list(directory):
-                if name != manifest.MANIFEST:
-                    _remove(files, os.path.join(directory, name))
+                if name != manifest.MANIFEST and _is_ours(directory, name):
+                    files.unlink(os.path.join(directory, name))
 
 
 def queue_name(path: str) -> str:

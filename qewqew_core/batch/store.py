@@ -24,11 +24,12 @@ from qewqew_core.disk.directories import Foreign
 from qewqew_core.disk.files import DISK, Files, check_regular, files_of, read_whole
 from qewqew_core.disk.opening import refused
 from qewqew_core.disk.reserve import FULL
-from qewqew_core.errors import BadArgument, Broken, DiskFull, StoreError
+from qewqew_core.errors import BadArgument, BadPath, Broken, DiskFull, StoreError
 
 Read = Callable[[int, int], bytes]  # (start, end): the bytes between, fewer only where the file ends
 
 _TEMPORARY = ".tmp"
+_OURS = re.compile(r"manifest[.]json|.+[.][1-9][0-9]{0,4}|[0-9]{20}[.]zbus|[.][0-9a-f]{16}[.]tmp")  # what a batch has, or `write`
 _BLOCK = 8 << 20  # bytes that are sent at a time
 
 
@@ -79,6 +80,15 @@ class Store(ABC):
 
     def check(self) -> None:  # noqa: B027 - of a directory there is nothing to know beforehand
         """Raise `BadArgument` if the package for the store is missing, or its options are wrong, before it is used."""
+
+
+def _check_ours(directory: str, names: Iterable[str]) -> None:
+    """Others may have moved a directory of the user's here, in which they may not remove anything."""
+    if other := next((name for name in names if _OURS.fullmatch(name) is None), None):
+        raise BadPath(
+            f"no published batch has a file {other!r:.120}, so this directory was left as it is; see what it is",
+            path=directory,
+        )
 
 
 class Local(Store):
@@ -139,7 +149,11 @@ class Local(Store):
         with self._reached() as (files, place):
             for attempt in range(5):
                 try:
-                    return files.remove_tree(place)
+                    if names := files.list(place):
+                        _check_ours(place, names)
+                    for name in names:
+                        files.unlink(os.path.join(place, name))
+                    return files.remove_directory(place)
                 except FileNotFoundError:
                     if not files.exists(place):
                         return  # else somebody else removes it too

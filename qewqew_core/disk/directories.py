@@ -109,7 +109,7 @@ class Directories:
             self._check_store()
             return
         is_others = me != 0 and status.st_uid not in (me, 0)
-        if is_others and self._base in self._owned_as:
+        if self._base in self._owned_as and (is_others or (me == 0 and _is_guests(self._base, status))):
             raise Foreign(self._base, None)
         self._is_shared = is_others or bool(status.st_mode & _OTHERS_WRITE)
         if self._is_shared and is_for_group(status, status.st_gid):
@@ -155,14 +155,11 @@ class Directories:
             entered.pop(get_ident()).close()
 
     def _owners(self) -> set[int]:
-        """Whose the files of the store may be: ours, or root's, who may read everything anyway. Root works for others, too."""
-        if me := os.geteuid():
-            return {me, 0}
-        owners = {0, self._owner_of(self._base)}
-        for path in self._owned_as if self._base not in self._owned_as else ():
-            with contextlib.suppress(OSError):
-                return owners | {self._at(path, os.stat, follow_symlinks=False).st_uid}
-        return owners
+        """Whose the files of the store may be: ours, or root's, who may read everything anyway. Root works for others, too, in
+        their directories.
+        """
+        me = os.geteuid()
+        return {me, 0} if me else {0, self._owner_of(self._base)}
 
     def _owner_of(self, directory: str) -> int:
         return self._in(directory, os.stat).st_uid
@@ -264,6 +261,12 @@ class Directories:
         """A directory was renamed or removed."""
         if (entered := self._entered.get(get_ident()) if self._base else None) is not None:
             entered.close_below(path)
+
+
+def _is_guests(path: str, status: os.stat_result) -> bool:
+    """Whether a user has made this in a directory that many may write to, and that is not the user's."""
+    above = os.stat(os.path.dirname(path))
+    return bool(above.st_mode & _OTHERS_WRITE) and status.st_uid not in (0, above.st_uid)
 
 
 def is_for_group(status: os.stat_result, group: int) -> bool:

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import glob
 import os
-import shutil
 import stat
 from collections.abc import MutableSequence, Sequence
 from functools import cache, partial
@@ -319,12 +318,6 @@ class Files(Directories):
         """Remove an empty directory. Durable after `sync_directory` of its parent."""
         self._at(path, os.rmdir)
         self._gone(path)
-
-    def remove_tree(self, path: str) -> None:
-        """Remove a directory and everything in it, in no order. An error or a crash may leave any part of it."""
-        if self.is_link(path):  # rmtree does not follow it, either, but does not say why
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-        self._at(path, shutil.rmtree)
 
 
 def _kinds(directory: str | int) -> dict[str, bool]:

@@ -92,6 +92,8 @@ class Reserve:
                 with Descriptors() as fds:
                     self._files.open_into(fds, path, make=True)
                     check_regular(self._files.status(fds[0]), path)
+                    if not self._is_empty(fds[0]):
+                        raise BadPath("is in the way of the room for a full disk. Nothing was stored; move it away", path=path)
                     self._files.allocate(fds[0], self._bytes)
 
     def release(self) -> bool:
@@ -102,12 +104,19 @@ class Reserve:
         with self._files.entered():
             for path in self._paths:
                 with contextlib.suppress(OSError):  # it is not there, or cannot be removed: then it gives no room
-                    self._files.unlink(path)
-                    released = True
+                    with Descriptors([self._files.open_to_read(path)]) as (fd,):
+                        is_ours = self._is_empty(fd)
+                    if is_ours:
+                        self._files.unlink(path)
+                        released = True
         with contextlib.suppress(OSError):  # somebody has put something there
             self._files.remove_directory(self._path)
             released = True
         return released
+
+    def _is_empty(self, fd: int) -> bool:
+        """Nothing of ours is ever written there; what was moved here may be a user's."""
+        return not any(self._files.read(fd, 512, 0))
 
 
 def with_room(room: Releases, act: Callable[[], T]) -> T:

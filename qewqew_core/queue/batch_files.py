@@ -12,7 +12,7 @@ from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_operations import LeaseAgain
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import Manifest, Segment
-from qewqew_core.batch.places import directory_of, make_home, remove_tree, write_manifest
+from qewqew_core.batch.places import directory_of, make_home, remove_ours, write_manifest
 from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import Corrupt
@@ -139,4 +139,4 @@ def roll_forward_put_back(files: Files, path: str, batch_id: str, moves: list[tu
                     files.rename(os.path.join(directory, name), chunk.chunk_path(path, new_id))
             files.sync_directory(os.path.dirname(path))
             files.sync_directory(directory)
-            remove_tree(files, directory)
+            remove_ours(files, directory)

@@ -205,7 +205,7 @@ class Queue(HasBatches, Closes):
         chain.check_place()
         if not self._engine.sync:  # else each commit that moved some has done it
             chunk_files.sync_moved(files, self.path)
-        places.remove_tree(files, self.path + paths.SPILL)
+        places.remove_ours(files, self.path + paths.SPILL)
         if self._is_to_hand_over():
             chain.hand_over()
             return

@@ -105,7 +105,7 @@ class QueueBatches(Source):
             self.keep_room(sum(cut is None for _, cut in lease.parts) + 1, len(logs.pack(lease)))
             return lease, self.commit(lease, made)
         except DiskFull:
-            places.remove_tree(self.files, self.stem + paths.LEASE)
+            places.remove_ours(self.files, self.stem + paths.LEASE)
             raise
 
     def _prepare_batch(
@@ -118,8 +118,8 @@ class QueueBatches(Source):
         batch = self.new_batch(key)
         making = self.stem + paths.LEASE
         try:
-            places.remove_tree(self.files, making)
-            places.remove_tree(self.files, places.directory_of(self.stem, batch))  # a manifest, kept for people
+            places.remove_ours(self.files, making)
+            places.make_way(self.files, places.directory_of(self.stem, batch))  # a manifest, kept for people
             places.make_new(self.files, making)
             places.make_home(self.files, self.stem, places.BATCHES)
             parts, segment_paths = self._take_chunks(batch, making, max_records, max_bytes, most_copied)
@@ -129,7 +129,7 @@ class QueueBatches(Source):
             self._chain.sync_names()
             return Lease(batch.id, key, batch.records, batch.bytes, parts, lease_timeout), batch.created
         except (OSError, Corrupt) as error:
-            places.remove_tree(self.files, making)
+            places.remove_ours(self.files, making)
             if isinstance(error, QewQewError):
                 raise
             raise self.engine.refused(error) or self.engine.poison(error) from error

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 
 from qewqew_core.disk import lock
 from qewqew_core.disk.descriptors import close_all
 from qewqew_core.disk.files import Files
 from qewqew_core.queue import group_commit, paths
+
+_OURS = re.compile(r"[0-9a-f]{16}([.]([0-9]+|mine|[0-9a-f]{16}[.][a-z]+))?")  # a claim, or a chunk or request of its stage
 
 
 def settle(files: Files, path: str, served: set[bytes]) -> None:
@@ -22,7 +25,7 @@ def settle(files: Files, path: str, served: set[bytes]) -> None:
     except FileNotFoundError:  # a stage that has just ended removes it too
         return
     by_claim: dict[str, list[str]] = {}
-    for name in found:
+    for name in filter(_OURS.fullmatch, found):
         by_claim.setdefault(name.partition(".")[0], []).append(name)
     for claim, names in by_claim.items():
         descriptors: list[int] = []

@@ -124,7 +124,7 @@ class ReaderBatches(Source):
             self.engine.with_room(partial(self._make, directory, batch, [segment for segment, _ in segments]))
             position = self._shared.commit(Lease(batch, ranges, offsets, pending))
         except OSError as error:
-            places.remove_tree(self.files, directory)
+            places.remove_ours(self.files, directory)
             if isinstance(error, QewQewError):
                 raise
             if isinstance(error, FileNotFoundError) and self._view.blocks().start != start:
@@ -137,7 +137,7 @@ class ReaderBatches(Source):
     def _make(self, directory: str, batch: BatchState, segments: list[Segment]) -> None:
         """The batch's directory, durably. Nobody knows of it yet."""
         files, bases = self.files, {segment.file: segment.base for segment in segments}
-        places.remove_tree(files, directory)
+        places.remove_ours(files, directory)
         places.make_home(files, self.stem, places.BATCHES)
         places.make_new(files, directory)
         for name, base in bases.items():

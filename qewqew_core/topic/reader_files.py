@@ -75,8 +75,8 @@ def delete(files: Files, directory: str, name: str) -> None:
     for home in (places.BATCHES, places.DEAD):
         if files.is_directory(stem + home):
             for batch_id in files.list(stem + home):
-                places.remove_tree(files, os.path.join(stem + home, batch_id))
-            files.remove_directory(stem + home)
+                places.remove_ours(files, os.path.join(stem + home, batch_id))
+    places.remove_empty_homes(files, stem)
     with contextlib.suppress(FileNotFoundError):
         files.unlink(stem + LOCK)
     files.sync_directory(os.path.dirname(rdx))
@@ -147,7 +147,7 @@ def _roll_forward(files: Files, stem: str, state: ReaderState) -> None:
             for name in files.list(stem + home):
                 directory = os.path.join(stem + home, name)
                 if name not in known and files.list(directory) != [manifest.MANIFEST]:
-                    places.remove_tree(files, directory)
+                    places.remove_ours(files, directory)
                 else:
                     remove_if_there(files, os.path.join(directory, manifest.MANIFEST + ".tmp"))
 

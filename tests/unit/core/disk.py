@@ -146,9 +146,6 @@ class JournalDisk(OneWrite):
         self.calls.append(Call("mkdir", path=path))
         super().make_directory(path)
 
-    def remove_tree(self, path: str) -> None:
-        raise AssertionError("stores of batches are not simulated")
-
     def remove_directory(self, path: str) -> None:
         super().remove_directory(path)  # which fails where it is not empty
         self.calls.append(Call("rmdir", path=path))
