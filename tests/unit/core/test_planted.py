@@ -28,9 +28,9 @@ from qewqew_core.disk.reserve import RESERVE
 from qewqew_core.formats import chunk
 from qewqew_core.limits import LIMITS
 from qewqew_core.queue import paths
-from qewqew_core.tools import listing
+from qewqew_core.tools import exchange, listing
 from qewqew_core.topic import topic_paths
-from qewqew_core.topic.topic_inspection import inspect_topic
+from qewqew_core.topic.topic_inspection import inspect_reader, inspect_topic
 
 OTHER = 65534
 REFUSED = (QewQewError, OSError)
@@ -442,6 +442,101 @@ def test_what_is_ours_is_ours_wherever_it_is(act: Callable[[Path], object], owne
         act(path)
 
     as_user(use, shared / "s", USER, [0])
+
+
+TOPIC_CALLS: dict[str, Callable[[Path], object]] = {
+    "append": lambda path: append_one(path, b"meant for all"),
+    "repair": repair_topic,
+    "inspect": inspect_topic,
+    "inspect a reader": lambda path: inspect_reader(path, "r"),
+    "export": lambda path: list(exchange.messages(str(path), lambda done, total: None)),
+}
+
+
+def append_one(path: Path, body: bytes) -> None:
+    with Topic(path) as topic, topic.reader("r") as reader:
+        topic.append(body)
+        reader.read()
+
+
+@as_root
+@pytest.mark.parametrize("leads_to", ["a topic", "an empty directory"])
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o2775])
+@pytest.mark.parametrize("user", [USER, 0])
+def test_a_topic_is_not_reached_through_a_link_of_another_user(user: int, mode: int, leads_to: str, shared: Path) -> None:
+    private = shared / "home" / "private"
+    private.mkdir(parents=True)
+    (shared / "all").mkdir()
+    for directory in (private.parent, private):
+        os.chown(directory, user, user)
+    os.chown(shared / "all", 0, OTHER if mode == 0o2775 else 0)
+    (shared / "all").chmod(mode)
+    as_user(lambda path: append_one(path, b"private") if leads_to == "a topic" else path.mkdir(), private / "s", user)
+    as_user(lambda path: path.symlink_to(private / "s"), shared / "all" / "s", OTHER)
+    before = content(private)
+
+    def use(path: Path) -> None:
+        for act in TOPIC_CALLS.values():
+            with pytest.raises(BadPath, match=rf"s: a link that belongs to nobody \({OTHER}\), mode 0777, .* move it away"):
+                act(path)
+
+    as_user(use, shared / "all" / "s", user)
+    assert content(private) == before
+
+
+@as_root
+def test_a_topic_is_not_reached_through_a_link_that_was_put_there_after_its_path_was_checked(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared.chmod(0o777)
+
+    def use(path: Path) -> None:
+        append_one(path, b"private")
+        path.rename(path.with_name("moved"))
+        checked = topic_paths.check_topic_path
+
+        def check(given: Path) -> str:
+            full = checked(given)
+            (path.parent / "ready").touch()
+            while not path.is_symlink():
+                time.sleep(0.01)
+            return full
+
+        monkeypatch.setattr(topic_paths, "check_topic_path", check)
+        before = content(path.with_name("moved"))
+        with pytest.raises(BadPath, match=rf"s: a link that belongs to nobody \({OTHER}\), mode 0777"):
+            append_one(path, b"x")
+        assert content(path.with_name("moved")) == before
+
+    def plant(path: Path) -> None:
+        while not (path.parent / "ready").exists():
+            time.sleep(0.01)
+        path.symlink_to(path.with_name("moved"))
+
+    if pid := os.fork():
+        as_user(use, shared / "s", USER)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    else:
+        try:
+            as_user(plant, shared / "s", OTHER)
+            os._exit(0)
+        finally:
+            os._exit(1)
+
+
+@as_root
+@pytest.mark.parametrize("mode", [0o755, 0o777, 0o1777])
+def test_a_topic_may_be_a_link_of_its_user_or_of_root(mode: int, shared: Path) -> None:
+    os.chown(shared, USER, USER)
+    shared.chmod(mode)
+    as_user(lambda path: (path / "elsewhere").mkdir(), shared, USER)
+    os.symlink(shared / "elsewhere" / "s", shared / "s")
+    as_user(lambda path: (path / "elsewhere" / "s").mkdir(), shared, USER)
+    for whose in (0, USER):
+        os.lchown(shared / "s", whose, whose)
+        for act in TOPIC_CALLS.values():
+            for user in (USER, 0):
+                as_user(act, shared / "s", user)
 
 
 def test_a_published_batch_is_not_written_through_a_link(tmp_path: Path) -> None:
