@@ -5,6 +5,7 @@ is read, changed or removed beyond the store.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import socket
@@ -537,6 +538,69 @@ def test_a_topic_may_be_a_link_of_its_user_or_of_root(mode: int, shared: Path) -
         for act in TOPIC_CALLS.values():
             for user in (USER, 0):
                 as_user(act, shared / "s", user)
+
+
+def session_once(path: Path) -> None:
+    with Topic(path) as topic, topic.session() as session:
+        session.append(b"x")
+
+
+def read_once(path: Path) -> Iterator[bytes]:
+    with Topic(path) as topic:
+        topic.copy_reader("r", "copy")
+        topic.delete_reader("copy")
+        yield from (message.body for message in topic)
+        topic.writer()
+
+
+def trim_once(path: Path) -> None:
+    with Topic(path) as topic:
+        topic.append(b"x")
+        topic.trim()
+
+
+WRITES: dict[str, Callable[[Path], object]] = {
+    "append": lambda path: append_one(path, b"x"),
+    "session": session_once,
+    "trim": trim_once,
+    "read": lambda path: list(read_once(path)),
+}
+
+
+@as_root
+@pytest.mark.parametrize("with_log", [False, True])
+@pytest.mark.parametrize("kind", PLANTED)
+@pytest.mark.parametrize("call", WRITES)
+def test_what_is_no_reader_of_ours_is_named_and_keeps_nobody_from_appending(
+    call: str, kind: str, with_log: bool, shared: Path
+) -> None:
+    aside, path = precious(shared / "aside"), shared / "s"
+    (aside / "empty").touch()
+    as_user(lambda path: append_one(path, b"x"), path, USER)
+    for directory in (path, *(path / name for name in topic_paths.DIRECTORIES)):
+        directory.chmod(0o777)
+
+    def plant(path: Path) -> None:
+        os.umask(0)
+        PLANTED[kind](path / "reader" / "evil.rdx", aside)
+        if with_log:
+            PLANTED[kind](path / "state" / "evil.wal", aside)
+
+    def use(path: Path) -> None:
+        logging.basicConfig(filename=path.parent / "told", force=True)
+        for _ in range(2):
+            before = length(path)
+            WRITES[call](path)
+            assert length(path) == before + (not call.startswith("read"))
+        assert "evil.rdx" in (path.parent / "told").read_text()
+
+    as_user(plant, path, OTHER)
+    as_user(use, path, USER)
+
+
+def length(path: Path) -> int:
+    with Topic(path) as topic:
+        return len(topic)
 
 
 def test_a_published_batch_is_not_written_through_a_link(tmp_path: Path) -> None:
