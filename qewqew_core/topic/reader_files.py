@@ -65,8 +65,8 @@ def is_in_use(files: Files, stem: str) -> bool:
 
 @contextlib.contextmanager
 def passing_strangers(files: Files, directory: str, name: str) -> Iterator[None]:
-    """Let the block fail if others have put something in the place of the .rdx: that is no reader of ours. It is named in the log,
-    and stops nobody.
+    """Let the block fail if others have put something in the place of the .rdx: that is not a reader of ours. It is named in
+    the log, and stops nobody.
     """
     try:
         yield

@@ -22,8 +22,9 @@ from test_bad_input import REACHABLE
 from test_owners import USER, as_root, as_user, empty, queue_once, sessions, stage_once, topic_once
 
 from qewqew_core import BadPath, Batch, QewQewError, Queue, Stage, Topic, inspect, repair, repair_topic
-from qewqew_core.batch import names, places
+from qewqew_core.batch import names, places, published
 from qewqew_core.batch.store import Local
+from qewqew_core.cli import cli_monitoring
 from qewqew_core.disk.files import Files
 from qewqew_core.disk.reserve import RESERVE
 from qewqew_core.formats import chunk
@@ -617,6 +618,51 @@ def test_a_published_batch_is_not_written_through_a_link(tmp_path: Path) -> None
     with pytest.raises(BadPath, match="a link is in the way"):
         Local(str(tmp_path / "published" / batch.id)).remove()
     assert content(aside) == found
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file", "socket", "link to a file"])
+def test_what_is_in_the_place_of_a_published_batch_is_named(kind: str, tmp_path: Path) -> None:
+    aside, target = precious(tmp_path / "aside"), tmp_path / "published"
+    target.mkdir()
+    with Queue(tmp_path / "q") as queue:
+        queue.put(b"x")
+        batch = queue.lease("run")
+        assert isinstance(batch, Batch)
+        PLANTED[kind](target / batch.id, aside)
+        with pytest.raises(BadPath, match=rf"{batch.id}.* in the way of a file of the batch .* move it away"):
+            batch.publish(str(target))
+        with pytest.raises(BadPath, match=rf"{batch.id}.* in the way of a file of the batch .* move it away"):
+            published.remove(str(target), [batch.id])
+
+
+@as_root
+def test_a_published_batch_of_another_user_is_refused_by_name(shared: Path) -> None:
+    def publish(path: Path) -> None:
+        with Queue(path) as queue:
+            queue.put(b"x")
+            batch = queue.lease("run")
+            assert isinstance(batch, Batch)
+            (path.parent / "id").write_text(Path(batch.publish(str(path.parent / "published"))).name)
+
+    def remove(path: Path) -> None:
+        with pytest.raises(BadPath, match=rf"published/s-\w+: no permission to use the batch: .* user {USER},"):
+            published.remove(str(path), [(path.parent / "id").read_text()])
+
+    as_user(publish, shared / "s", OTHER)
+    as_user(remove, shared / "published", USER)
+
+
+@as_root
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_a_file_for_the_collector_that_cannot_be_replaced_is_named(kind: str, shared: Path) -> None:
+    as_user(lambda path: path.touch() if kind == "file" else path.mkdir(), shared / "out", OTHER)
+
+    def replace(path: Path) -> None:
+        with pytest.raises(OSError, match=rf"'{path}'$"):
+            cli_monitoring._replace(str(path), b"x")
+        assert {file.name for file in path.parent.iterdir()} == {"out"}
+
+    as_user(replace, shared / "out", USER)
 
 
 @pytest.mark.parametrize("suffix", ["", *names.FILES, f"{places.BATCHES}/x/manifest.json"])
