@@ -15,6 +15,7 @@ LOG, STAMP, LEASE, SPILL, STAGED = ".wal", ".stamp", ".lease", ".spill", ".stage
 NEW_LOG = LOG + ".tmp"
 FILES = LOG, NEW_LOG, STAMP
 DIRECTORIES = BATCHES, DEAD, DAMAGED, LEASE, SPILL, STAGED, RESERVE
+_MOST_BYTES = 3_500  # of a path: a file of a batch has twice the name, and that of a reader, behind it
 _INSIDE, _OWN = (
     re.compile(f"(.+)[.]({'|'.join(re.escape(suffix[1:]) for suffix in suffixes)}{number})", re.DOTALL)
     for suffixes, number in ((DIRECTORIES, ""), ((*FILES, *DIRECTORIES), "|[1-9][0-9]{0,4}"))
@@ -38,6 +39,12 @@ def check(path: str, what: str) -> None:
     It does not matter whether there is such a queue: somebody may make it. A topic may be where a chunk file could be, since that
     queue takes another id then.
     """
+    if (size := len(path.encode(errors="surrogateescape"))) > _MOST_BYTES:
+        raise BadPath(
+            f"the path has {size:,} bytes; that of a {what} may have {_MOST_BYTES:,}, for the files of its batches have longer "
+            "ones, and the system takes 4,095. Choose a shorter path",
+            path=path,
+        )
     directory, name = os.path.split(path)
     if (found := _OWN.fullmatch(name)) is not None:
         base, suffix = found.groups()

@@ -12,7 +12,7 @@ from typing import Any
 from qewqew_core.batch import manifest
 from qewqew_core.batch.manifest import MANIFEST, Manifest
 from qewqew_core.batch.store import store_of
-from qewqew_core.errors import BadManifest, StoreError
+from qewqew_core.errors import BadArgument, BadManifest, StoreError
 
 _AT_ONCE = 32  # directories that are removed at the same time
 _TRIES = 3  # at that: a host may publish a batch again just now
@@ -29,7 +29,7 @@ def complete(prefix: str, options: Mapping[str, Any] | None = None) -> list[str]
 
 def load(prefix: str, ids: Sequence[str], options: Mapping[str, Any] | None = None) -> list[Manifest]:
     """Their manifests. Raises `BadManifest`, also if a directory has not the name of its batch, and as `complete`."""
-    found = manifest.load_all([place(prefix, batch) for batch in ids], options)
+    found = manifest.load_all([place(prefix, batch) for batch in _several(ids)], options)
     for batch, body in zip(ids, found, strict=True):
         if body.id != batch:  # by the name it would pass for another batch, and be written twice
             raise BadManifest(f"is of batch {body.id}; the directory must have this name", path=place(prefix, batch))
@@ -39,9 +39,10 @@ def load(prefix: str, ids: Sequence[str], options: Mapping[str, Any] | None = No
 def remove(prefix: str, ids: Iterable[str], options: Mapping[str, Any] | None = None) -> None:
     """Remove these batches; it is not an error if some are gone already.
 
-    Raises `StoreError`, also if they are still there afterwards, `BadArgument`, and `OSError` of a directory.
+    Raises `StoreError`, also if they are still there afterwards, `BadArgument`, `BadPath` without permission, and other `OSError`
+    of a directory.
     """
-    left = set(ids)
+    left = set(_several(ids))
     for _ in range(_TRIES):
         if not left:
             return
@@ -51,6 +52,12 @@ def remove(prefix: str, ids: Iterable[str], options: Mapping[str, Any] | None = 
         left.intersection_update(complete(prefix, options))
     if left:
         raise StoreError(f"{len(left)} batch(es) cannot be removed; is there the right to delete?", path=place(prefix, min(left)))
+
+
+def _several(ids: Iterable[str]) -> Iterable[str]:
+    if isinstance(ids, (str, bytes)):
+        raise BadArgument(f"ids is a list of ids, not {ids!r:.100}; for a single one pass [ID]")
+    return ids
 
 
 def place(prefix: str, batch: str) -> str:

@@ -17,6 +17,7 @@ from qewqew_core.batch.manifest import MANIFEST, Manifest, Segment
 from qewqew_core.batch.segments import SegmentFile, open_file
 from qewqew_core.batch.store import Local, Store, local_path, store_of
 from qewqew_core.crc import crc32
+from qewqew_core.disk.opening import refusing
 from qewqew_core.errors import BadManifest, BadPath, StoreError
 
 _STEP = 4 << 20  # bytes that are in memory, beside what a store's client keeps
@@ -39,7 +40,8 @@ def publish(
 
     ``options``: see `store.store_of`. ``progress`` is called with the bytes done so far, and with how many there are.
 
-    Raises `BadManifest` and `Corrupt` (the batch is damaged: it is not published), `BadPath` if another batch is there,
+    Raises `BadManifest` and `Corrupt` (the batch is damaged: it is not published), `BadPath` if another batch is there, or
+    something else, or without permission,
     `BadArgument`, `StoreError`, `DiskFull`, `Broken` (an fsync failed), and other `OSError` of a directory.
     """
     body = manifest.load(batch)
@@ -72,7 +74,8 @@ def _check(target: Store, body: Manifest) -> None:
     """Raise `BadPath` if another batch is there. What is not a manifest was torn by a store that does not write at once."""
     path = target.locate(MANIFEST)
     try:
-        text = target.read(MANIFEST)
+        with refusing(target.path, "batch"):
+            text = target.read(MANIFEST)
     except FileNotFoundError:
         return
     try:

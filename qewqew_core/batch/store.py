@@ -20,9 +20,8 @@ from urllib.parse import unquote, urlsplit
 
 from qewqew_core import secrecy
 from qewqew_core.disk.descriptors import Descriptors
-from qewqew_core.disk.directories import Foreign
 from qewqew_core.disk.files import DISK, Files, check_regular, files_of, read_whole
-from qewqew_core.disk.opening import refused
+from qewqew_core.disk.opening import refusing
 from qewqew_core.disk.reserve import FULL
 from qewqew_core.errors import BadArgument, BadPath, Broken, DiskFull, StoreError
 
@@ -147,6 +146,8 @@ class Local(Store):
 
     def remove(self) -> None:
         with self._reached() as (files, place):
+            if files.exists(place) and not files.is_directory(place):  # a pipe would be waited for
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place)
             for attempt in range(5):
                 try:
                     if names := files.list(place):
@@ -175,10 +176,8 @@ class Local(Store):
         place = os.path.abspath(self.path)
         files = files_of(None, os.path.dirname(place))
         try:
-            with files.entered():
+            with refusing(place, "batch"), files.entered():
                 yield files, place
-        except (NotADirectoryError, Foreign) as error:
-            raise refused(error, place, "batch") or error from error
         finally:
             files.leave()
 

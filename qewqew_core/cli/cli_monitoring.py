@@ -146,12 +146,15 @@ def metrics(
 def _replace(path: str, data: bytes) -> None:
     """The collector reads it at any time, and is another user."""
     directory, name = os.path.split(path)
-    descriptor, temporary = tempfile.mkstemp(".tmp", f"{name}.", directory or ".")  # a name that nobody can have taken
     try:
-        with open(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o644)
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        descriptor, temporary = tempfile.mkstemp(".tmp", f"{name}.", directory or ".")  # a name that nobody can have taken
+        try:
+            with open(descriptor, "wb") as file:
+                os.fchmod(descriptor, 0o644)
+                file.write(data)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error  # the name that the user knows

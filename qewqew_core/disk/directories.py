@@ -56,6 +56,9 @@ class _Open(dict[str, int], Closes):
                 raise Foreign(path, self._group)
             except OSError as error:
                 error.filename = path
+                if name == path and isinstance(error, NotADirectoryError):
+                    name = led_to(path)
+                    continue
                 if self._group is None or not isinstance(error, PermissionError) or not is_being_made(name, above):
                     raise
             self.close_below(path)
@@ -83,6 +86,7 @@ class Directories:
 
     _base = ""  # the directory of the store …
     _below = ""  # … with what the paths in it begin …
+    _to_base = 0  # … and how it is opened: what is a store by itself, as a topic is, may be a link only if that is ours …
     _owned_as: tuple[str, ...] = ()  # … and whose it is: that of the first of these that is there …
     group: int | None = None  # … or of all members of this group
     _modes = FOR_USER  # of files and directories that are made
@@ -95,13 +99,14 @@ class Directories:
         """Files of the store in the directory ``base`` come next."""
         self._base = base.rstrip("/") or "/"
         self._below, self._owned_as, self.group = os.path.join(self._base, ""), owned_as, group
+        self._to_base = os.O_NOFOLLOW if self._base in owned_as else 0
         self._modes = FOR_USER if group is None else FOR_GROUP
         self._kept, self._is_shared, self._is_of, self._entered = None, False, None, {}
 
     def enter(self) -> None:
         """Open the directory, and keep it until `leave`."""
         kept = _Open(self.group)
-        kept.open(self._base, self._base, 0, None)
+        kept.open(self._base, self._base, self._to_base, None)
         status = os.fstat(kept[self._base])
         self._kept, me = kept, os.geteuid()
         if self.group is not None:
@@ -195,7 +200,7 @@ class Directories:
         found = _Open(self.group, passing=True) if entered is None else entered
         if (above := kept.get(self._base)) is None:
             if self._base not in found:
-                found.open(self._base, self._base, 0, None)
+                found.open(self._base, self._base, self._to_base, None)
             above = found[self._base]
         path = self._base
         for name in directory[len(self._below) :].split("/") if directory != self._base else ():
@@ -267,6 +272,21 @@ def _is_guests(path: str, status: os.stat_result) -> bool:
     """Whether a user has made this in a directory that many may write to, and that is not the user's."""
     above = os.stat(os.path.dirname(path))
     return bool(above.st_mode & _OTHERS_WRITE) and status.st_uid not in (0, above.st_uid)
+
+
+def led_to(path: str) -> str:
+    """What the link at a path of the user leads to. Where others may make links, it must be ours or root's or, for root, of the
+    owner of the directory.
+    """
+    me, home = os.geteuid(), os.path.dirname(path)
+    with Descriptors([os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)]) as (fd,):
+        above, link = os.stat(home), os.fstat(fd)
+        if not stat.S_ISLNK(link.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        owners = {0, me or above.st_uid}
+        if link.st_uid not in owners and (above.st_mode & _OTHERS_WRITE or above.st_uid not in owners):
+            raise Foreign(path, None)
+        return os.path.realpath(os.path.join(home, os.readlink("", dir_fd=fd)), strict=True)
 
 
 def is_for_group(status: os.stat_result, group: int) -> bool:

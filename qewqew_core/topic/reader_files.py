@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections.abc import Iterator
 
 from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.disk import lock
 from qewqew_core.disk.descriptors import Descriptors
-from qewqew_core.disk.files import Files, check_regular, remove_if_there, write_new
-from qewqew_core.errors import Broken
+from qewqew_core.disk.files import Files, check_regular, read_whole, remove_if_there, write_new
+from qewqew_core.disk.opening import opening
+from qewqew_core.errors import BadPath, Broken
 from qewqew_core.formats import zbus
 from qewqew_core.limits import now_ms
 from qewqew_core.topic import witness
@@ -59,6 +61,33 @@ def is_in_use(files: Files, stem: str) -> bool:
     with contextlib.suppress(FileNotFoundError), Descriptors([files.open_to_read(stem + LOCK)]) as (fd,):
         return lock.first_locked(fd, 1, 0) is not None
     return False
+
+
+@contextlib.contextmanager
+def passing_strangers(files: Files, directory: str, name: str) -> Iterator[None]:
+    """Let the block fail if others have put something in the place of the .rdx: that is not a reader of ours. It is named in
+    the log, and stops nobody.
+    """
+    try:
+        yield
+    except OSError:
+        rdx = rdx_of(directory, name)
+        try:
+            with opening(rdx, "reader"), contextlib.suppress(FileNotFoundError), Descriptors([files.open_to_read(rdx)]):
+                pass
+        except BadPath as error:
+            _logger.warning("%s", error)
+        else:
+            raise
+
+
+def is_temporary(files: Files, directory: str, name: str) -> bool:
+    """Whether it is to end with its last consumer."""
+    data = b""
+    with passing_strangers(files, directory, name), contextlib.suppress(FileNotFoundError):
+        data = read_whole(files, rdx_of(directory, name))
+    ours = files.exists(stem_of(directory, name) + LOCK)  # else a zbus server has it
+    return ours and len(data) >= zbus.READER_SIZE and bool(zbus.unpack_common(data).mask & zbus.DELETE_ON_EXIT)
 
 
 def delete(files: Files, directory: str, name: str) -> None:

@@ -192,12 +192,10 @@ class Topic(HasHeader, Closes):
         reader_files.remove_leftovers(self.files, self.path)
         reader_files.remove_spilled(self.files, self.path)
         for name in names_of_readers(self.files, self.path):
-            if closed and reader_inspection.was_closed(self.files, self.path, name):
-                continue
-            try:
-                state = reader_inspection.look(self.files, self.path, name)
-            except Corrupt:  # who opens the reader is told
-                continue
+            state = None
+            with reader_files.passing_strangers(self.files, self.path, name), contextlib.suppress(Corrupt):  # its reader is told
+                if not closed or not reader_inspection.was_closed(self.files, self.path, name):
+                    state = reader_inspection.look(self.files, self.path, name)
             if state is None:
                 continue
             self.dialect = dialect  # which a topic that is just being opened does not know yet
@@ -445,12 +443,7 @@ class Topic(HasHeader, Closes):
                 self.reader(name, temporary=True).close()
 
     def _is_temporary(self, name: str) -> bool:
-        try:
-            data = read_whole(self.files, topic_paths.rdx_of(self.path, name))
-        except FileNotFoundError:
-            return False
-        ours = self.files.exists(topic_paths.stem_of(self.path, name) + topic_paths.LOCK)  # else a zbus server has it
-        return ours and len(data) >= zbus.READER_SIZE and bool(zbus.unpack_common(data).mask & zbus.DELETE_ON_EXIT)
+        return reader_files.is_temporary(self.files, self.path, name)
 
     # The end
 
@@ -467,8 +460,9 @@ class Topic(HasHeader, Closes):
                     with opening(self.path, "topic"), self.files.entered():
                         # While Python ends, nothing can be imported any more.
                         for name in () if sys.is_finalizing() else names_of_readers(self.files, self.path):
-                            if not reader_inspection.was_closed(self.files, self.path, name):
-                                self._leave_to_a_server(name)
+                            with reader_files.passing_strangers(self.files, self.path, name):
+                                if not reader_inspection.was_closed(self.files, self.path, name):
+                                    self._leave_to_a_server(name)
             finally:
                 self._closed = True
                 if self._writer is not None:

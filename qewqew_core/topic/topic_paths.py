@@ -11,11 +11,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 
 from qewqew_core import arguments
 from qewqew_core.batch import names
-from qewqew_core.disk.directories import is_being_made
+from qewqew_core.disk.directories import is_being_made, led_to
 from qewqew_core.disk.files import DISK
 from qewqew_core.disk.opening import opening
 from qewqew_core.disk.reserve import RESERVE
@@ -42,8 +44,13 @@ def _checked(given: str) -> str:
     names.check(full, "topic")
     if not DISK.is_directory(parent, follow=True):
         raise BadPath(f"there is no directory {parent}; make it first (mkdir -p {parent}), or correct the path", path=full)
-    if not DISK.exists(full):
+    try:
+        is_link = stat.S_ISLNK(DISK.status(full, follow=False).st_mode)
+    except FileNotFoundError:
         return full
+    if is_link:
+        with contextlib.suppress(FileNotFoundError):
+            led_to(full)  # raises what the opening would
     if not DISK.is_directory(full, follow=True):
         raise BadPath("is not a directory, but a topic is one", path=full)
     try:

@@ -117,6 +117,31 @@ def test_a_file_that_is_not_a_queue_is_left_alone(tmp_path, opening, content):
         opening(tmp_path / "notes.txt")
 
 
+@pytest.mark.parametrize("kind", [Queue, Topic])
+def test_a_path_is_refused_if_those_of_its_batches_would_be_too_long(tmp_path, kind):
+    def use(size: int) -> None:
+        above = str(tmp_path)
+        while len(above) < size - 200:
+            above = os.path.join(above, "x" * min(199, size - 201 - len(above)))
+        os.makedirs(above, exist_ok=True)
+        path = os.path.join(above, "n" * (size - len(above) - 1))
+        assert len(path) == size
+        with kind(path) as opened:
+            opened.put(b"x") if kind is Queue else opened.append(b"x")
+            with opened if kind is Queue else opened.reader("r" * 100) as source:
+                batch = source.lease("run")
+                assert len(list(batch)) == 1
+                batch.nack()
+                batch = source.lease("run")
+                batch.to_dead_letters("x")
+                assert len(list(source.dead()[0])) == 1
+                assert opened.verify().ok
+
+    use(3_500)
+    with pytest.raises(BadPath, match=r"the path has 3,501 bytes; .* 3,500, .* Choose a shorter path"):
+        use(3_501)
+
+
 @ALL
 def test_a_device_a_pipe_or_a_link_in_circles_is_refused_and_never_waited_for(tmp_path, opening):
     os.mkfifo(tmp_path / "pipe")

@@ -5,6 +5,7 @@ is read, changed or removed beyond the store.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import socket
@@ -21,16 +22,17 @@ from test_bad_input import REACHABLE
 from test_owners import USER, as_root, as_user, empty, queue_once, sessions, stage_once, topic_once
 
 from qewqew_core import BadPath, Batch, QewQewError, Queue, Stage, Topic, inspect, repair, repair_topic
-from qewqew_core.batch import names, places
+from qewqew_core.batch import names, places, published
 from qewqew_core.batch.store import Local
+from qewqew_core.cli import cli_monitoring
 from qewqew_core.disk.files import Files
 from qewqew_core.disk.reserve import RESERVE
 from qewqew_core.formats import chunk
 from qewqew_core.limits import LIMITS
 from qewqew_core.queue import paths
-from qewqew_core.tools import listing
+from qewqew_core.tools import exchange, listing
 from qewqew_core.topic import topic_paths
-from qewqew_core.topic.topic_inspection import inspect_topic
+from qewqew_core.topic.topic_inspection import inspect_reader, inspect_topic
 
 OTHER = 65534
 REFUSED = (QewQewError, OSError)
@@ -444,6 +446,164 @@ def test_what_is_ours_is_ours_wherever_it_is(act: Callable[[Path], object], owne
     as_user(use, shared / "s", USER, [0])
 
 
+TOPIC_CALLS: dict[str, Callable[[Path], object]] = {
+    "append": lambda path: append_one(path, b"meant for all"),
+    "repair": repair_topic,
+    "inspect": inspect_topic,
+    "inspect a reader": lambda path: inspect_reader(path, "r"),
+    "export": lambda path: list(exchange.messages(str(path), lambda done, total: None)),
+}
+
+
+def append_one(path: Path, body: bytes) -> None:
+    with Topic(path) as topic, topic.reader("r") as reader:
+        topic.append(body)
+        reader.read()
+
+
+@as_root
+@pytest.mark.parametrize("leads_to", ["a topic", "an empty directory"])
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o2775])
+@pytest.mark.parametrize("user", [USER, 0])
+def test_a_topic_is_not_reached_through_a_link_of_another_user(user: int, mode: int, leads_to: str, shared: Path) -> None:
+    private = shared / "home" / "private"
+    private.mkdir(parents=True)
+    (shared / "all").mkdir()
+    for directory in (private.parent, private):
+        os.chown(directory, user, user)
+    os.chown(shared / "all", 0, OTHER if mode == 0o2775 else 0)
+    (shared / "all").chmod(mode)
+    as_user(lambda path: append_one(path, b"private") if leads_to == "a topic" else path.mkdir(), private / "s", user)
+    as_user(lambda path: path.symlink_to(private / "s"), shared / "all" / "s", OTHER)
+    before = content(private)
+
+    def use(path: Path) -> None:
+        for act in TOPIC_CALLS.values():
+            with pytest.raises(BadPath, match=rf"s: a link that belongs to nobody \({OTHER}\), mode 0777, .* move it away"):
+                act(path)
+
+    as_user(use, shared / "all" / "s", user)
+    assert content(private) == before
+
+
+@as_root
+def test_a_topic_is_not_reached_through_a_link_that_was_put_there_after_its_path_was_checked(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared.chmod(0o777)
+
+    def use(path: Path) -> None:
+        append_one(path, b"private")
+        path.rename(path.with_name("moved"))
+        checked = topic_paths.check_topic_path
+
+        def check(given: Path) -> str:
+            full = checked(given)
+            (path.parent / "ready").touch()
+            while not path.is_symlink():
+                time.sleep(0.01)
+            return full
+
+        monkeypatch.setattr(topic_paths, "check_topic_path", check)
+        before = content(path.with_name("moved"))
+        with pytest.raises(BadPath, match=rf"s: a link that belongs to nobody \({OTHER}\), mode 0777"):
+            append_one(path, b"x")
+        assert content(path.with_name("moved")) == before
+
+    def plant(path: Path) -> None:
+        while not (path.parent / "ready").exists():
+            time.sleep(0.01)
+        path.symlink_to(path.with_name("moved"))
+
+    if pid := os.fork():
+        as_user(use, shared / "s", USER)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    else:
+        try:
+            as_user(plant, shared / "s", OTHER)
+            os._exit(0)
+        finally:
+            os._exit(1)
+
+
+@as_root
+@pytest.mark.parametrize("mode", [0o755, 0o777, 0o1777])
+def test_a_topic_may_be_a_link_of_its_user_or_of_root(mode: int, shared: Path) -> None:
+    os.chown(shared, USER, USER)
+    shared.chmod(mode)
+    as_user(lambda path: (path / "elsewhere").mkdir(), shared, USER)
+    os.symlink(shared / "elsewhere" / "s", shared / "s")
+    as_user(lambda path: (path / "elsewhere" / "s").mkdir(), shared, USER)
+    for whose in (0, USER):
+        os.lchown(shared / "s", whose, whose)
+        for act in TOPIC_CALLS.values():
+            for user in (USER, 0):
+                as_user(act, shared / "s", user)
+
+
+def session_once(path: Path) -> None:
+    with Topic(path) as topic, topic.session() as session:
+        session.append(b"x")
+
+
+def read_once(path: Path) -> Iterator[bytes]:
+    with Topic(path) as topic:
+        topic.copy_reader("r", "copy")
+        topic.delete_reader("copy")
+        yield from (message.body for message in topic)
+        topic.writer()
+
+
+def trim_once(path: Path) -> None:
+    with Topic(path) as topic:
+        topic.append(b"x")
+        topic.trim()
+
+
+WRITES: dict[str, Callable[[Path], object]] = {
+    "append": lambda path: append_one(path, b"x"),
+    "session": session_once,
+    "trim": trim_once,
+    "read": lambda path: list(read_once(path)),
+}
+
+
+@as_root
+@pytest.mark.parametrize("with_log", [False, True])
+@pytest.mark.parametrize("kind", PLANTED)
+@pytest.mark.parametrize("call", WRITES)
+def test_what_is_no_reader_of_ours_is_named_and_keeps_nobody_from_appending(
+    call: str, kind: str, with_log: bool, shared: Path
+) -> None:
+    aside, path = precious(shared / "aside"), shared / "s"
+    (aside / "empty").touch()
+    as_user(lambda path: append_one(path, b"x"), path, USER)
+    for directory in (path, *(path / name for name in topic_paths.DIRECTORIES)):
+        directory.chmod(0o777)
+
+    def plant(path: Path) -> None:
+        os.umask(0)
+        PLANTED[kind](path / "reader" / "evil.rdx", aside)
+        if with_log:
+            PLANTED[kind](path / "state" / "evil.wal", aside)
+
+    def use(path: Path) -> None:
+        logging.basicConfig(filename=path.parent / "told", force=True)
+        for _ in range(2):
+            before = length(path)
+            WRITES[call](path)
+            assert length(path) == before + (not call.startswith("read"))
+        assert "evil.rdx" in (path.parent / "told").read_text()
+
+    as_user(plant, path, OTHER)
+    as_user(use, path, USER)
+
+
+def length(path: Path) -> int:
+    with Topic(path) as topic:
+        return len(topic)
+
+
 def test_a_published_batch_is_not_written_through_a_link(tmp_path: Path) -> None:
     aside = precious(tmp_path / "aside")
     (tmp_path / "published").mkdir()
@@ -458,6 +618,51 @@ def test_a_published_batch_is_not_written_through_a_link(tmp_path: Path) -> None
     with pytest.raises(BadPath, match="a link is in the way"):
         Local(str(tmp_path / "published" / batch.id)).remove()
     assert content(aside) == found
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file", "socket", "link to a file"])
+def test_what_is_in_the_place_of_a_published_batch_is_named(kind: str, tmp_path: Path) -> None:
+    aside, target = precious(tmp_path / "aside"), tmp_path / "published"
+    target.mkdir()
+    with Queue(tmp_path / "q") as queue:
+        queue.put(b"x")
+        batch = queue.lease("run")
+        assert isinstance(batch, Batch)
+        PLANTED[kind](target / batch.id, aside)
+        with pytest.raises(BadPath, match=rf"{batch.id}.* in the way of a file of the batch .* move it away"):
+            batch.publish(str(target))
+        with pytest.raises(BadPath, match=rf"{batch.id}.* in the way of a file of the batch .* move it away"):
+            published.remove(str(target), [batch.id])
+
+
+@as_root
+def test_a_published_batch_of_another_user_is_refused_by_name(shared: Path) -> None:
+    def publish(path: Path) -> None:
+        with Queue(path) as queue:
+            queue.put(b"x")
+            batch = queue.lease("run")
+            assert isinstance(batch, Batch)
+            (path.parent / "id").write_text(Path(batch.publish(str(path.parent / "published"))).name)
+
+    def remove(path: Path) -> None:
+        with pytest.raises(BadPath, match=rf"published/s-\w+: no permission to use the batch: .* user {USER},"):
+            published.remove(str(path), [(path.parent / "id").read_text()])
+
+    as_user(publish, shared / "s", OTHER)
+    as_user(remove, shared / "published", USER)
+
+
+@as_root
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_a_file_for_the_collector_that_cannot_be_replaced_is_named(kind: str, shared: Path) -> None:
+    as_user(lambda path: path.touch() if kind == "file" else path.mkdir(), shared / "out", OTHER)
+
+    def replace(path: Path) -> None:
+        with pytest.raises(OSError, match=rf"^[^']*'{path}'$"):
+            cli_monitoring._replace(str(path), b"x")
+        assert {file.name for file in path.parent.iterdir()} == {"out"}
+
+    as_user(replace, shared / "out", USER)
 
 
 @pytest.mark.parametrize("suffix", ["", *names.FILES, f"{places.BATCHES}/x/manifest.json"])

@@ -383,6 +383,12 @@ def test_what_is_complete_under_a_prefix_is_listed_loaded_and_removed(queue, url
     assert "half/orders.qew.1" in store_of(url).below()
 
 
+@pytest.mark.parametrize("act", [published.remove, published.load])
+def test_a_text_is_no_list_of_ids(url, act):
+    with pytest.raises(BadArgument, match=r"ids is a list of ids, not 'orders-1'; for a single one pass \[ID\]"):
+        act(url, "orders-1")
+
+
 def test_what_a_store_does_not_remove_without_a_word_is_noticed(batch, url, monkeypatch):
     batch.publish(url)
     for kind in Local, Remote:
