@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from qewqew_core import arguments
 from qewqew_core.batch.stats import QueueStats, of_batches
 from qewqew_core.disk import journal
+from qewqew_core.disk.directories import Foreign
 from qewqew_core.disk.files import Files, list_if_there, read_whole
 from qewqew_core.disk.looking import replay_live
 from qewqew_core.errors import Corrupt
@@ -65,6 +66,8 @@ def is_beyond(files: Files, directory: str, state: ReaderState) -> bool:
 def seal_of(files: Files, stem: str) -> Seal | None:
     try:
         return reader_log.unpack_seal(read_whole(files, stem + LOCK)[witness.SIZE :])
+    except Foreign:
+        raise
     except OSError:  # there is none, or nothing that could be locked: who opens the reader is told
         return None
 
