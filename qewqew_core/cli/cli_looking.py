@@ -44,10 +44,7 @@ def _look(path: str, kind: Kind) -> dict[str, Any]:
         sizes = stats.messages, stats.bytes, stats.blocks, stats.oldest
         full = os.path.abspath(path)
         files = look_into(full, full)
-        gone = [
-            reader_files.without_files(files, topic_paths.stem_of(full, name), state)
-            for name, state in readers.items()
-        ]
+        gone = [reader_files.without_files(files, topic_paths.stem_of(full, name), state) for name, state in readers.items()]
         batches = of_batches(readers.values(), DISK.boot())
         held = QueueStats(*sizes, on_disk=stats.on_disk, missing=sum(map(len, gone)), **batches)
         lag = max(stats.readers.values(), default=None)

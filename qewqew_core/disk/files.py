@@ -79,14 +79,18 @@ class Files(Directories):
     def end_of_data(self, fd: int, path: str) -> int:
         """Where a file has only a hole, which takes no room and reads as zeros. Raises `Corrupt` for many holes before that."""
         holes = end = 0
-        with contextlib.suppress(OSError):  # ENXIO: there are no more data
-            while (begin := os.lseek(fd, end, os.SEEK_DATA)) < self.size(fd):
-                holes += begin - end
-                if holes > _HOLES:
-                    said = f"has holes of more than {_HOLES:,} bytes, as no file of QewQew; move it away, then repair"
-                    raise Corrupt(said, path=path, offset=end)
-                end = os.lseek(fd, begin, os.SEEK_HOLE)
-        return end
+        while True:
+            try:
+                begin = os.lseek(fd, end, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                return end
+            holes += begin - end
+            if holes > _HOLES:
+                said = f"has holes of more than {_HOLES:,} bytes, as no such file of QewQew; move it away, then repair"
+                raise Corrupt(said, path=path, offset=end)
+            end = os.lseek(fd, begin, os.SEEK_HOLE)
 
     def size(self, fd: int) -> int:
         """Bytes of an open file."""
@@ -428,21 +432,21 @@ def look_into(base: str, *owned_as: str, files: Files | None = None) -> Files:
     return files
 
 
-def read_whole(files: Files, path: str, *, follow: bool = False, most: int = _LARGEST) -> bytes:
+def read_whole(files: Files, path: str, *, follow: bool = False, most: int = _LARGEST, sparse: bool = False) -> bytes:
     """All of a regular file, as `read_all`; errors of opening it pass through."""
     with Descriptors() as fds:
         fds.append(files.open_to_read(path, follow=follow))
-        return read_all(files, fds[0], path, most)
+        return read_all(files, fds[0], path, most, sparse)
 
 
-def read_all(files: Files, fd: int, path: str, most: int = _LARGEST) -> bytes:
+def read_all(files: Files, fd: int, path: str, most: int = _LARGEST, sparse: bool = False) -> bytes:
     """All of an open file, but of a large one not the hole at its end. Raises `Corrupt` if it has more bytes than any such file
-    of ours (``most``), or is a hole for the most part: neither costs memory or time.
+    of ours (``most``), or is a hole for the most part: neither costs memory or time. ``sparse``: it may be, and is read as it is.
     """
     size = files.size(fd)
     if size > most:
         raise Corrupt(f"has {size:,} bytes, more than any such file of QewQew; move it away, then repair", path=path)
-    return files.read(fd, size if size <= _HOLES else files.end_of_data(fd, path), 0)
+    return files.read(fd, size if sparse or size <= _HOLES else files.end_of_data(fd, path), 0)
 
 
 def write_new(files: Files, path: str, data: bytes, fds: list[int] | None = None) -> None:

@@ -13,7 +13,7 @@ from qewqew_core.batch import places
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.stats import QueueStats, of_batches
 from qewqew_core.disk.descriptors import Descriptors
-from qewqew_core.disk.files import Files, look_into, read_whole
+from qewqew_core.disk.files import SMALL, Files, look_into, read_whole
 from qewqew_core.disk.journal import Body
 from qewqew_core.disk.looking import look_again
 from qewqew_core.disk.opening import opening
@@ -214,7 +214,7 @@ def _files_beside(path: str, files: Files | None = None) -> Files:
 
 def _header(files: Files, path: str) -> bytes:
     with contextlib.suppress(FileNotFoundError):
-        return read_whole(files, path, follow=True)
+        return read_whole(files, path, follow=True, most=SMALL)
     return b""
 
 
