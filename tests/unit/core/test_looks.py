@@ -70,8 +70,9 @@ def packages_are_imported(tmp_path_factory: pytest.TempPathFactory) -> None:
         if kind == "queue":
             path.write_bytes(b"x")
             stage_looks(path.parent / "t")
-            for command in (["ls", path], ["peek", path], ["key-status", path, "x"], ["check", path]):
-                assert run(*command).exit_code
+            for command in ("ls", "peek", "check"):
+                assert run(command, path).exit_code
+            assert run("key-status", path, "x").exit_code
 
 
 @pytest.fixture
@@ -149,7 +150,11 @@ def test_one_that_is_not_ours_hides_no_other(kind: str, shared: Path) -> None:
 def test_a_look_at_the_store_of_a_group_needs_no_name_of_it(kind: str, shared: Path) -> None:
     def make(path: Path) -> None:
         with Queue(path, group=str(GROUP)) if kind == "queue" else Topic(path, group=str(GROUP)) as store:
-            store.put(b"x") if isinstance(store, Queue) else (store.append(b"x"), store.reader("r").close())
+            if isinstance(store, Queue):
+                store.put(b"x")
+            else:
+                store.append(b"x")
+                store.reader("r").close()
 
     def look(path: Path) -> None:
         for call in CALLS[kind].values():
