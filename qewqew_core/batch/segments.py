@@ -14,7 +14,7 @@ from qewqew_core.batch.manifest import BLOCK, MANIFEST, Manifest, Segment
 from qewqew_core.batch.store import Local, Read, Store
 from qewqew_core.crc import crc32
 from qewqew_core.disk.files import Files
-from qewqew_core.disk.opening import refused
+from qewqew_core.disk.opening import refused, refusing
 from qewqew_core.errors import BadManifest, Corrupt, StoreError
 from qewqew_core.formats import chunk, zbus
 from qewqew_core.formats.tags import Filter
@@ -214,9 +214,9 @@ def _located(file: SegmentFile, part: Segment) -> Iterator[None]:
 def read_batch(files: Files, directory: str, batch: BatchState) -> Iterator[list[bytes] | list[Message]]:
     """The records of a batch of a queue or of a topic, several at a time, if its manifest is that of this batch.
 
-    ``files``: of the store whose batch it must be. Raises `Corrupt` and `BadManifest`.
+    ``files``: of the store whose batch it must be. Raises `Corrupt`, `BadManifest` and `BadPath`.
     """
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError), refusing(directory, "batch"):
         files.check_ours(os.path.join(directory, MANIFEST))
     try:
         body = manifest.load(directory)

@@ -62,10 +62,8 @@ class File:
     path: str
     size: int
     read: Callable[[int, int], bytes]  # offset, size; less where the file ends
+    whole: Callable[[], bytes]  # as `read_all`
     most: int  # bytes of a record or body that are shown
-
-    def whole(self) -> bytes:
-        return self.read(0, self.size)
 
 
 def kind_by_name(path: str) -> FileKind | None:

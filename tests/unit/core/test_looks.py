@@ -147,6 +147,32 @@ def test_one_that_is_not_ours_hides_no_other(kind: str, shared: Path) -> None:
 
 @as_root
 @pytest.mark.parametrize("kind", MAKE)
+def test_verify_names_a_batch_that_is_not_ours(kind: str, shared: Path) -> None:
+    def opened(path: Path) -> Queue | Topic:
+        return Queue(path) if kind == "queue" else Topic(path)
+
+    def verify(path: Path) -> None:
+        with opened(path) as store:
+            assert f"({OTHER})" in " ".join(store.verify().problems)
+
+    def lease(path: Path) -> None:
+        with opened(path) as store:
+            source = store if isinstance(store, Queue) else store.reader("r")
+            assert source.lease("run") is not None
+
+    as_user(lambda path: MAKE[kind](path, b"ours"), shared / "s")
+    as_user(lease, shared / "s")
+    (manifest,) = shared.rglob("manifest.json")
+    for file in (manifest.parent, *manifest.parent.iterdir()):
+        os.chown(file, OTHER, OTHER)
+        file.chmod(0o777)
+    if kind == "topic":
+        (shared / "s").chmod(0o777)
+    as_user(verify, shared / "s")
+
+
+@as_root
+@pytest.mark.parametrize("kind", MAKE)
 def test_a_look_at_the_store_of_a_group_needs_no_name_of_it(kind: str, shared: Path) -> None:
     def make(path: Path) -> None:
         with Queue(path, group=str(GROUP)) if kind == "queue" else Topic(path, group=str(GROUP)) as store:
@@ -219,6 +245,7 @@ def test_a_sparse_file_of_gibibytes_costs_a_look_no_memory(kind: str, name: str,
             except Corrupt as error:
                 assert "bytes, more than any such file of QewQew" in str(error)  # noqa: PT017
                 assert str(path.parent / name) in str(error)  # noqa: PT017
+        run("dump", path.parent / name)
 
     as_user(lambda path: MAKE[kind](path, b"ours"), shared / "s")
     as_user(with_little_memory(look), shared / "s")
