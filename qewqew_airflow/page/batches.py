@@ -20,7 +20,8 @@ from qewqew_airflow.page.owners import Identity, identity
 from qewqew_core import BadManifest
 from qewqew_core.batch import manifest, places
 from qewqew_core.disk.descriptors import Descriptors
-from qewqew_core.disk.files import DISK, Files, files_of, list_if_there, read_all
+from qewqew_core.disk.files import DISK, Files, list_if_there, look_into, read_all
+from qewqew_core.disk.opening import opening
 from qewqew_core.keys import key_hash
 from qewqew_core.queue import inspection
 
@@ -44,14 +45,15 @@ def batches_of(path: str, stem: str, reader: str | None) -> tuple[list[dict[str,
     rows = [batch_row("returned" if batch.expired(clock.elapsed) else batch.state, batch, clock) for batch in kept]
     rows.sort(key=lambda row: str(row["since"]), reverse=True)
     rows.sort(key=lambda row: ORDER.index(row["state"]))
-    past, more = _past(stem + places.BATCHES, {*state.batches, *state.history.ids()})
+    with opening(path, "queue" if reader is None else "reader"):
+        past, more = _past(stem + places.BATCHES, {*state.batches, *state.history.ids()})
     return [*rows, *past][:SHOWN], more or state.kept + len(past) > SHOWN
 
 
 def _past(home: str, known: set[str]) -> tuple[list[dict[str, Any]], bool]:
     """Batches with nothing left but their manifest."""
     found: list[tuple[int, str]] = []
-    files = files_of(None, os.path.dirname(home))  # in which another user may have put links, or pipes
+    files = look_into(os.path.dirname(home))  # in which another user may have put links, or pipes
     with files.entered():
         for name in list_if_there(files, home):
             directory = os.path.join(home, name)

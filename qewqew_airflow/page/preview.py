@@ -7,11 +7,11 @@ checksum is that of a whole commit, records that need more than `LARGEST_PIECE` 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import closing
 from itertools import chain, islice, pairwise
 from typing import Any
 
@@ -19,7 +19,7 @@ from qewqew_airflow.page.contents import iso
 from qewqew_core import BadArgument, Message, arguments
 from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.store import Local
-from qewqew_core.disk.files import files_of
+from qewqew_core.disk.files import look_into
 from qewqew_core.disk.opening import opening
 from qewqew_core.formats import zbus
 from qewqew_core.formats.chunk_state import Chunk
@@ -63,8 +63,11 @@ def _check_piece(size: int) -> None:
 
 
 def batch_records(directory: str, most: int) -> list[dict[str, Any]]:
-    """The first records of a batch. Raises `BadManifest`, `Corrupt`, `BadArgument`."""
-    body = manifest.load(os.path.join(directory, manifest.MANIFEST))
+    """The first records of a batch. Raises `BadManifest`, `Corrupt`, `BadPath`, `BadArgument`."""
+    path = os.path.join(directory, manifest.MANIFEST)
+    with opening(path, "batch"), contextlib.suppress(FileNotFoundError):
+        look_into(os.path.dirname(os.path.dirname(directory))).check_ours(path)
+    body = manifest.load(path)
     if body.layout == manifest.BLOCK:
         messages = chain.from_iterable(_messages_of_batch(directory, body, segment) for segment in body.segments)
         return [described_message(message, size) for message, size in islice(messages, most)]
@@ -101,8 +104,7 @@ def topic_messages(path: str, most: int, start: int | None, reader: str | None) 
     Gives up after `MOST_SKIPPED` windows in which nothing passes the reader's filter. Raises `BadPath`, `Corrupt`, and
     `BadArgument` if the reader does not exist.
     """
-    files = files_of(None, path)
-    with opening(path, "topic"), closing(View.of(files, path)) as view:
+    with opening(path, "topic"), contextlib.closing(View.of(files := look_into(path, path), path)) as view:
         state = None if reader is None else effective_state(files, view, reader)
         if reader is not None and state is None:
             raise BadArgument(f"the topic does not have a reader {reader!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from qewqew_core.batch import manifest
@@ -13,7 +13,8 @@ from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import BLOCK, MANIFEST, Manifest, Segment
 from qewqew_core.batch.store import Local, Read, Store
 from qewqew_core.crc import crc32
-from qewqew_core.disk.opening import refused
+from qewqew_core.disk.files import Files
+from qewqew_core.disk.opening import refused, refusing
 from qewqew_core.errors import BadManifest, Corrupt, StoreError
 from qewqew_core.formats import chunk, zbus
 from qewqew_core.formats.tags import Filter
@@ -210,11 +211,13 @@ def _located(file: SegmentFile, part: Segment) -> Iterator[None]:
         raise
 
 
-def read_batch(directory: str, batch: BatchState) -> Iterator[list[bytes] | list[Message]]:
+def read_batch(files: Files, directory: str, batch: BatchState) -> Iterator[list[bytes] | list[Message]]:
     """The records of a batch of a queue or of a topic, several at a time, if its manifest is that of this batch.
 
-    Raises `Corrupt` and `BadManifest`.
+    ``files``: of the store whose batch it must be. Raises `Corrupt`, `BadManifest` and `BadPath`.
     """
+    with suppress(FileNotFoundError), refusing(directory, "batch"):
+        files.check_ours(os.path.join(directory, MANIFEST))
     try:
         body = manifest.load(directory)
     except BadManifest as error:

@@ -36,7 +36,7 @@ from qewqew_core.cli.targets import (
 )
 from qewqew_core.cli.texts import counted, iso, sized
 from qewqew_core.disk.descriptors import Descriptors
-from qewqew_core.disk.files import Files
+from qewqew_core.disk.files import Files, read_all
 from qewqew_core.errors import BadArgument, BadManifest, BadPath, Corrupt, Empty
 from qewqew_core.queue.orphans import Orphan
 from qewqew_core.queue.queue import Queue
@@ -230,7 +230,8 @@ def dump(
         what = kind or dumping.kind_by_name(path)
         if what is None:
             raise BadArgument("the name does not say what kind of file this is: use --as (a manifest is plain JSON)", path=path)
-        file = dumping.File(path, files.size(fd), lambda at, size: files.read(fd, size, at), number)
+        size, whole = files.size(fd), partial(read_all, files, fd, path)
+        file = dumping.File(path, size, lambda at, size: files.read(fd, size, at), whole, number)
         if offset and offset >= file.size:
             raise BadArgument(f"the file has only {file.size:,} bytes", path=path)
         end = file.size if length is None else offset + length - 1

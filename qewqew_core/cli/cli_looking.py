@@ -20,7 +20,7 @@ from qewqew_core.cli import terminal
 from qewqew_core.cli.targets import Json, Path, QueuePath, existing
 from qewqew_core.cli.texts import age, counted, iso, sized
 from qewqew_core.disk import lock
-from qewqew_core.disk.files import DISK
+from qewqew_core.disk.files import DISK, look_into
 from qewqew_core.errors import QewQewError
 from qewqew_core.limits import now_ms
 from qewqew_core.queue.inspection import inspect, key_status
@@ -42,7 +42,9 @@ def _look(path: str, kind: Kind) -> dict[str, Any]:
     else:
         stats, readers = inspect_topic(path)
         sizes = stats.messages, stats.bytes, stats.blocks, stats.oldest
-        gone = [reader_files.without_files(DISK, topic_paths.stem_of(path, name), state) for name, state in readers.items()]
+        full = os.path.abspath(path)
+        files = look_into(full, full)
+        gone = [reader_files.without_files(files, topic_paths.stem_of(full, name), state) for name, state in readers.items()]
         batches = of_batches(readers.values(), DISK.boot())
         held = QueueStats(*sizes, on_disk=stats.on_disk, missing=sum(map(len, gone)), **batches)
         lag = max(stats.readers.values(), default=None)

@@ -93,15 +93,16 @@ class Directories:
     _kept: _Open | None = None  # it, and directories in it, from `enter` to `leave`
     _is_shared = False  # others may write in it, so that we look whose each file is
     _is_of: int | None = None  # the group whose directory it is, whether or not the store is
+    _looks = False  # at whatever of ours is there, so that a store of that group is one, too
     _entered: dict[int, _Open]  # by thread
 
-    def reach_from(self, base: str, owned_as: tuple[str, ...], group: int | None) -> None:
-        """Files of the store in the directory ``base`` come next."""
+    def reach_from(self, base: str, owned_as: tuple[str, ...], group: int | None, looks: bool = False) -> None:
+        """Files of the store in the directory ``base`` come next. ``looks``: see `look_into`."""
         self._base = base.rstrip("/") or "/"
         self._below, self._owned_as, self.group = os.path.join(self._base, ""), owned_as, group
         self._to_base = os.O_NOFOLLOW if self._base in owned_as else 0
-        self._modes = FOR_USER if group is None else FOR_GROUP
-        self._kept, self._is_shared, self._is_of, self._entered = None, False, None, {}
+        self._modes, self._looks = FOR_USER if group is None else FOR_GROUP, looks
+        self._kept, self._is_shared, self._is_of, self._entered = None, looks, None, {}
 
     def enter(self) -> None:
         """Open the directory, and keep it until `leave`."""
@@ -114,11 +115,14 @@ class Directories:
             self._check_store()
             return
         is_others = me != 0 and status.st_uid not in (me, 0)
-        if self._base in self._owned_as and (is_others or (me == 0 and _is_guests(self._base, status))):
-            raise Foreign(self._base, None)
         self._is_shared = is_others or bool(status.st_mode & _OTHERS_WRITE)
         if self._is_shared and is_for_group(status, status.st_gid):
             self._is_of = status.st_gid
+        if self._base in self._owned_as:
+            is_foreign = not self._is_ours(status) if is_others else me == 0 and _is_guests(self._base, status)
+            if is_foreign:
+                raise Foreign(self._base, None)
+        if self._is_of is not None:
             self._check_store()
 
     def _check_store(self) -> None:
@@ -177,7 +181,7 @@ class Directories:
         if self.group is not None:
             return is_for_group(status, self.group)
         if self._is_of is not None and is_for_group(status, self._is_of):
-            return False  # what we make would be for us alone
+            return self._looks  # else what we make would be for us alone
         return status.st_uid in self._owners()
 
     def _step(self, found: _Open, path: str, name: str, above: int) -> None:

@@ -22,7 +22,9 @@ from qewqew_core.errors import Broken, Corrupt
 _MOST_BUFFERS = os.sysconf("SC_IOV_MAX")  # that the system writes at once
 _MISSING = FileNotFoundError, NotADirectoryError
 _NO_TMPFILE = errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL
-_LARGEST = 1 << 31  # bytes; chunk files have fewer, logs and manifests far fewer
+SMALL = 1 << 16  # bytes; headers, lock files and the .rdx of readers have far fewer
+_LARGEST = 0x7FFFF000  # that the system reads at once; logs and manifests have far fewer
+_HOLES = 64 << 20  # bytes of a file that may be holes before its last data; logs are allocated ahead by fewer
 
 
 class Files(Directories):
@@ -39,7 +41,14 @@ class Files(Directories):
 
     def open_to_read(self, path: str, *, follow: bool = False) -> int:
         """A descriptor of a regular file. Anything else is an error; a pipe does not block."""
-        opened = self._opened(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
+        try:
+            opened = self._opened(path, flags)
+        except OSError as error:
+            if error.errno != errno.ELOOP or not follow:
+                raise
+            opened = Descriptors()
+            open_into(self._led_to(path), opened, flags)
         try:
             check_regular(os.fstat(opened[0]), path)
             self._check_owner(opened[0], path)
@@ -65,6 +74,22 @@ class Files(Directories):
         while 0 < len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
             data += more
         return data
+
+    def end_of_data(self, fd: int, path: str) -> int:
+        """Where a file has only a hole, which takes no room and reads as zeros. Raises `Corrupt` for many holes before that."""
+        holes = end = 0
+        while True:
+            try:
+                begin = os.lseek(fd, end, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                return end
+            holes += begin - end
+            if holes > _HOLES:
+                said = f"has holes of more than {_HOLES:,} bytes, as no such file of QewQew; move it away, then repair"
+                raise Corrupt(said, path=path, offset=end)
+            end = os.lseek(fd, begin, os.SEEK_HOLE)
 
     def size(self, fd: int) -> int:
         """Bytes of an open file."""
@@ -389,19 +414,32 @@ def files_of(files: Files | None, base: str, *owned_as: str, group: int | None =
     return files
 
 
-def read_whole(files: Files, path: str, *, follow: bool = False) -> bytes:
+def look_into(base: str, *owned_as: str, files: Files | None = None) -> Files:
+    """For a look at a store in the directory ``base``, which is entered, if it is there, until nobody has these files any more.
+    What it opens is ours as what a store opens, or belongs to the group whose directory it is.
+    """
+    files = files or Files()
+    files.reach_from(base, owned_as, None, looks=True)
+    with contextlib.suppress(FileNotFoundError):
+        files.enter()
+    return files
+
+
+def read_whole(files: Files, path: str, *, follow: bool = False, most: int = _LARGEST, sparse: bool = False) -> bytes:
     """All of a regular file, as `read_all`; errors of opening it pass through."""
     with Descriptors() as fds:
         fds.append(files.open_to_read(path, follow=follow))
-        return read_all(files, fds[0], path)
+        return read_all(files, fds[0], path, most, sparse)
 
 
-def read_all(files: Files, fd: int, path: str) -> bytes:
-    """All of an open file. Raises `Corrupt` if it has more bytes than any file of ours that is read whole."""
+def read_all(files: Files, fd: int, path: str, most: int = _LARGEST, sparse: bool = False) -> bytes:
+    """All of an open file, but of a large one not the hole at its end. Raises `Corrupt` if it has more bytes than any such file
+    of ours (``most``), or is a hole for the most part: neither costs memory or time. ``sparse``: it may be, and is read as it is.
+    """
     size = files.size(fd)
-    if size > _LARGEST:
-        raise Corrupt(f"has {size:,} bytes, more than any file of QewQew; move it away, then repair", path=path)
-    return files.read(fd, size, 0)
+    if size > most:
+        raise Corrupt(f"has {size:,} bytes, more than any such file of QewQew; move it away, then repair", path=path)
+    return files.read(fd, size if sparse or size <= _HOLES else files.end_of_data(fd, path), 0)
 
 
 def write_new(files: Files, path: str, data: bytes, fds: list[int] | None = None) -> None:

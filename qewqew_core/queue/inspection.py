@@ -13,7 +13,7 @@ from qewqew_core.batch import places
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.stats import QueueStats, of_batches
 from qewqew_core.disk.descriptors import Descriptors
-from qewqew_core.disk.files import DISK, Files, files_of, read_whole
+from qewqew_core.disk.files import SMALL, Files, look_into, read_whole
 from qewqew_core.disk.journal import Body
 from qewqew_core.disk.looking import look_again
 from qewqew_core.disk.opening import opening
@@ -105,11 +105,12 @@ def snapshot(path: str) -> Snapshot:
 
 def _snapshot(path: str) -> Snapshot:
     state, redo = _look(path)
+    files = _files_beside(path)
     chunks = [chunk_state for chunk_state in state.chain.values() if chunk_state.records]
     return Snapshot(
         chunks,
         {
-            chunk_state.id: _missing(chunk.chunk_path(path, chunk_state.id), redo[chunk_state.id])
+            chunk_state.id: _missing(files, chunk.chunk_path(path, chunk_state.id), redo[chunk_state.id])
             for chunk_state in chunks
             if chunk_state.id in redo
         },
@@ -139,20 +140,20 @@ class WithPending(Files):
         return with_pending(super().read(fd, size, offset), offset, offset + size, self._pending)
 
 
-def _missing(path: str, runs: list[tuple[int, Body]]) -> list[tuple[int, bytes]]:
+def _missing(files: Files, path: str, runs: list[tuple[int, Body]]) -> list[tuple[int, bytes]]:
     """Those of these frames that are not in the file: an open queue writes small commits there some time later."""
     copies = [(offset, bytes(frames)) for offset, frames in runs]
-    with contextlib.suppress(FileNotFoundError), Descriptors([DISK.open_to_read(path)]) as (fd,):
-        return [(offset, frames) for offset, frames in copies if DISK.read(fd, len(frames), offset) != frames]
+    with contextlib.suppress(FileNotFoundError), Descriptors([files.open_to_read(path)]) as (fd,):
+        return [(offset, frames) for offset, frames in copies if files.read(fd, len(frames), offset) != frames]
     return copies
 
 
 def chunk_records(path: str, found: Snapshot, chunk_state: Chunk) -> Iterator[list[bytes]]:
     """The records of a chunk of this snapshot. Raises `Corrupt`, `RecordsTaken`."""
-    files = WithPending(found.pending.get(chunk_state.id, []))
-    file = chunk.chunk_path(paths.check_path(path), chunk_state.id)
+    full, pending = paths.check_path(path), WithPending(found.pending.get(chunk_state.id, []))
+    file = chunk.chunk_path(full, chunk_state.id)
     try:
-        with opening(file, "queue"), Descriptors([_open(files, file)]) as (fd,):
+        with opening(file, "queue"), Descriptors([_open(files := _files_beside(full, pending), file)]) as (fd,):
             for piece, data in unread(files, fd, file, chunk_state):
                 yield chunk.split(_without(chunk_state, data, piece.offset))[0]
     except Corrupt:
@@ -207,13 +208,13 @@ def _look(path: str) -> tuple[State, Mapping[int, list[tuple[int, Body]]]]:
     return believed.state, {}
 
 
-def _files_beside(path: str) -> Files:
-    return files_of(None, os.path.dirname(path))
+def _files_beside(path: str, files: Files | None = None) -> Files:
+    return look_into(os.path.dirname(path), path, path + paths.LOG, files=files)
 
 
 def _header(files: Files, path: str) -> bytes:
     with contextlib.suppress(FileNotFoundError):
-        return read_whole(files, path, follow=True)
+        return read_whole(files, path, follow=True, most=SMALL)
     return b""
 
 
@@ -255,5 +256,6 @@ def _on_disk(files: Files, path: str, state: State) -> int:
     total = state.history.on_disk
     for file in found:
         with contextlib.suppress(FileNotFoundError):
+            files.check_ours(file)
             total += files.status(file).st_blocks * 512
     return total + sum(places.on_disk(files, places.directory_of(path, batch)) for batch in state.batches.values())

@@ -292,7 +292,7 @@ class Decision:
             wanted = {commit.crc: commit for commit in mine if not commit.frames and commit.size}
             runs: dict[int, bytes] = {}
             if wanted and chunk_id in self._plan.ids:
-                data = read_whole(self._files, self._plan.chunk_path(chunk_id))
+                data = read_whole(self._files, self._plan.chunk_path(chunk_id), most=chunk.MAX_CHUNK_SIZE, sparse=True)
                 for base in {chunk.BEGIN, known.base if known else chunk.BEGIN}:
                     runs |= _find_extents(data, base, wanted)
             for commit in mine:

@@ -153,7 +153,8 @@ class _Repair:
             if path in plan.moves or plan.is_orphan(chunk_id):
                 continue
             with contextlib.suppress(OSError):  # no file at all: it is not ours
-                if any(read_whole(self._files, path)[chunk.BEGIN :]):  # else opening may remove it as a leftover
+                data = read_whole(self._files, path, most=chunk.MAX_CHUNK_SIZE, sparse=True)
+                if any(data[chunk.BEGIN :]):  # else opening may remove it as a leftover
                     plan.report.notes.append(f"{path}: it is unknown whether its records were committed; set aside")
                     plan.moves.append(path)
 
@@ -162,7 +163,7 @@ class _Repair:
         files = self._files
         for path in filter(files.exists, self._plan.copies):
             target = os.path.join(directory, self._relative(path).replace(os.sep, "_"))
-            write_new(files, target, read_whole(files, path))
+            write_new(files, target, read_whole(files, path, most=chunk.MAX_CHUNK_SIZE, sparse=True))
         files.sync_directory(directory)
         moves: dict[str, str] = {}  # by their target
         for path in filter(files.exists, self._plan.moves):

@@ -46,7 +46,7 @@ def verify(files: Files, path: str, state: State, progress: Callable[[int, int],
     for batch in batches:
         report.batches += 1
         with report.noting():
-            for records in read_batch(places.directory_of(path, batch), batch):
+            for records in read_batch(files, places.directory_of(path, batch), batch):
                 report.records += len(records)
                 report.bytes += sum(map(len, records))
                 read()

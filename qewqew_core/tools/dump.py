@@ -20,7 +20,7 @@ from qewqew_core import clock as clocks
 from qewqew_core.batch.batch_state import batch_fields
 from qewqew_core.clock import Clock
 from qewqew_core.disk import journal
-from qewqew_core.disk.files import files_of
+from qewqew_core.disk.files import look_into
 from qewqew_core.errors import Corrupt, QewQewError
 from qewqew_core.formats import chunk, zbus
 from qewqew_core.formats.chunk_state import Chunk
@@ -62,10 +62,8 @@ class File:
     path: str
     size: int
     read: Callable[[int, int], bytes]  # offset, size; less where the file ends
+    whole: Callable[[], bytes]  # as `read_all`
     most: int  # bytes of a record or body that are shown
-
-    def whole(self) -> bytes:
-        return self.read(0, self.size)
 
 
 def kind_by_name(path: str) -> FileKind | None:
@@ -263,7 +261,7 @@ def _of_topic(file: File) -> tuple[int, str]:
     base = int(os.path.basename(file.path)[:20])
     try:
         topic = os.path.dirname(os.path.dirname(file.path))
-        with closing(View.of(files_of(None, topic), topic)) as view:
+        with closing(View.of(look_into(topic, topic), topic)) as view:
             entry = next((entry for entry in view.entries(view.index()) if entry.base == base), None)
             return entry.end if entry else file.size, view.dialect
     except (QewQewError, OSError):

@@ -16,7 +16,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import IO, Any
 
-from qewqew_core.disk.files import files_of
+from qewqew_core.disk.files import look_into
 from qewqew_core.disk.opening import opening
 from qewqew_core.errors import BadArgument, MessagesLost
 from qewqew_core.formats.zbus import HEAD, Message
@@ -63,7 +63,7 @@ def messages(path: str, progress: Progress) -> Iterator[Message]:
     Raises `BadPath`, `Corrupt`, `MessagesLost` if retention removed some while they were read.
     """
     directory = topic_paths.check_topic_path(path)
-    with opening(directory, "topic"), closing(View.of(files_of(None, directory), directory)) as view:
+    with opening(directory, "topic"), closing(View.of(look_into(directory, directory), directory)) as view:
         at, stop = view.oldest(), view.latest()
         total, done = sum(entry.end for entry in view.entries(view.index())), 0
         for found in view.messages(at, stop, window=SCAN):

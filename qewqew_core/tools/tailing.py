@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import islice
 
-from qewqew_core.disk.files import files_of
+from qewqew_core.disk.files import look_into
 from qewqew_core.disk.opening import opening
 from qewqew_core.errors import RecordsTaken
 from qewqew_core.formats.chunk_state import Chunk
@@ -34,7 +34,7 @@ def messages(path: str, number: int, chosen: Filter, follow: bool, lost: Callabl
     `Corrupt`.
     """
     directory = topic_paths.check_topic_path(path)
-    with opening(directory, "topic"), closing(View.of(files_of(None, directory), directory)) as view:
+    with opening(directory, "topic"), closing(View.of(look_into(directory, directory), directory)) as view:
         place = _newest(view, number, chosen)
 
         def come() -> Iterator[Message]:

@@ -52,7 +52,7 @@ class BatchRepair:
             directory = places.directory_of(self._stem, batch)
             try:
                 places.roll_forward_place(self._files, self._stem, batch)
-                for _ in read_batch(directory, batch):
+                for _ in read_batch(self._files, directory, batch):
                     pass
                 continue
             except (QewQewError, OSError) as error:

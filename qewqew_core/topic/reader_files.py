@@ -16,7 +16,7 @@ from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.disk import lock
 from qewqew_core.disk.descriptors import Descriptors
-from qewqew_core.disk.files import Files, check_regular, read_whole, remove_if_there, write_new
+from qewqew_core.disk.files import SMALL, Files, check_regular, read_whole, remove_if_there, write_new
 from qewqew_core.disk.opening import opening
 from qewqew_core.errors import BadPath, Broken
 from qewqew_core.formats import zbus
@@ -85,7 +85,7 @@ def is_temporary(files: Files, directory: str, name: str) -> bool:
     """Whether it is to end with its last consumer."""
     data = b""
     with passing_strangers(files, directory, name), contextlib.suppress(FileNotFoundError):
-        data = read_whole(files, rdx_of(directory, name))
+        data = read_whole(files, rdx_of(directory, name), most=SMALL)
     ours = files.exists(stem_of(directory, name) + LOCK)  # else a zbus server has it
     return ours and len(data) >= zbus.READER_SIZE and bool(zbus.unpack_common(data).mask & zbus.DELETE_ON_EXIT)
 

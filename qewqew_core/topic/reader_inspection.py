@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from qewqew_core import arguments
 from qewqew_core.batch.stats import QueueStats, of_batches
 from qewqew_core.disk import journal
-from qewqew_core.disk.files import Files, list_if_there, read_whole
+from qewqew_core.disk.directories import Foreign
+from qewqew_core.disk.files import SMALL, Files, list_if_there, read_whole
 from qewqew_core.disk.looking import replay_live
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import zbus
@@ -64,7 +65,9 @@ def is_beyond(files: Files, directory: str, state: ReaderState) -> bool:
 
 def seal_of(files: Files, stem: str) -> Seal | None:
     try:
-        return reader_log.unpack_seal(read_whole(files, stem + LOCK)[witness.SIZE :])
+        return reader_log.unpack_seal(read_whole(files, stem + LOCK, most=SMALL)[witness.SIZE :])
+    except Foreign:
+        raise
     except OSError:  # there is none, or nothing that could be locked: who opens the reader is told
         return None
 
@@ -76,14 +79,14 @@ def effective_state(files: Files, view: View, name: str) -> ReaderState | None:
     path = rdx_of(view.directory, name)
     for _ in range(5):  # until nobody closes the reader in between
         try:
-            found = read_whole(files, path)
+            found = read_whole(files, path, most=SMALL)
         except FileNotFoundError:
             return None
         data = found.ljust(zbus.READER_SIZE, b"\0")
         block, offset = zbus.unpack_position(data)
         state = look(files, view.directory, name, (block, offset))
         with contextlib.suppress(FileNotFoundError):
-            if found == read_whole(files, path):
+            if found == read_whole(files, path, most=SMALL):
                 break
     if state is not None:
         check_rdx(state, zbus.is_whole_reader(found), path)

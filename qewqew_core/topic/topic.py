@@ -22,7 +22,7 @@ from qewqew_core.batch import leases
 from qewqew_core.batch.reports import Report
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.descriptors import Closes, Descriptors
-from qewqew_core.disk.files import Files, files_of, read_all, read_whole
+from qewqew_core.disk.files import SMALL, Files, files_of, read_all, read_whole
 from qewqew_core.disk.opening import opening
 from qewqew_core.errors import BadArgument, Broken, Closed, Corrupt, Locked, QewQewError
 from qewqew_core.formats import zbus
@@ -151,7 +151,7 @@ class Topic(HasHeader, Closes):
             is_held = False
             with contextlib.suppress(OSError, Corrupt), Descriptors([files.open_to_read(lock_path)]) as (fd,):
                 is_held = lock.is_held(fd)
-                if is_held and read_all(files, fd, lock_path)[witness.SIZE :] == RECOVERED:
+                if is_held and read_all(files, fd, lock_path, SMALL)[witness.SIZE :] == RECOVERED:
                     return topic_log.dialect_of(read_whole(files, log_path), log_path)
             if is_late or not is_held:
                 try:

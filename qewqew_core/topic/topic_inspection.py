@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from qewqew_core import arguments
 from qewqew_core.batch.stats import QueueStats
-from qewqew_core.disk.files import Files, files_of, list_if_there
+from qewqew_core.disk.files import Files, list_if_there, look_into
 from qewqew_core.disk.looking import look_again
 from qewqew_core.disk.opening import opening
 from qewqew_core.errors import Corrupt
@@ -44,9 +44,9 @@ def inspect_topic(path: str | os.PathLike[str]) -> tuple[TopicStats, dict[str, R
     Raises `BadPath` if there is no topic, and `Corrupt`.
     """
     directory = topic_paths.check_topic_path(path)
-    files = files_of(None, directory)
 
     def look() -> tuple[TopicStats, dict[str, ReaderState]]:
+        files = look_into(directory, directory)
         with closing(View.of(files, directory)) as view:
             return stats_of(files, view)
 
@@ -75,6 +75,7 @@ def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderStat
     on_disk = files.status(view.path).st_blocks * 512
     for entry in entries:
         try:
+            files.check_ours(view.block_path(entry.base))
             on_disk += files.status(view.block_path(entry.base)).st_blocks * 512
         except FileNotFoundError:
             continue
@@ -119,7 +120,7 @@ def inspect_reader(path: str | os.PathLike[str], name: str) -> QueueStats:
 
 
 def _inspect_reader(directory: str, name: str) -> QueueStats:
-    files = files_of(None, directory)
+    files = look_into(directory, directory)
     if not files.exists(topic_paths.index_of(directory)):
         return QueueStats(0, 0, 0, None, 0, 0, 0, 0)
     with closing(View.of(files, directory)) as view:

@@ -92,5 +92,5 @@ def _verify_reader(files: Files, view: View, name: str, report: Report) -> None:
         for batch in state.with_history() if state is not None else []:
             report.batches += 1
             with report.noting():
-                for _ in read_batch(places.directory_of(stem_of(view.directory, name), batch), batch):
+                for _ in read_batch(files, places.directory_of(stem_of(view.directory, name), batch), batch):
                     pass
