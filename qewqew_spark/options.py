@@ -118,6 +118,7 @@ _ELSEWHERE = {
     "maxBytesPerTrigger": "a stream of a topic",
     "maxTriggerDelay": "a stream of a topic",
     "reader": "a stream of a topic",
+    "group": "a stream of a topic, or of a write",
 }
 _ALIKE = re.compile("records|rows|messages|offsets")
 

@@ -28,7 +28,8 @@ from qewqew_core.errors import BadArgument, BadPath, Broken, DiskFull, StoreErro
 Read = Callable[[int, int], bytes]  # (start, end): the bytes between, fewer only where the file ends
 
 _TEMPORARY = ".tmp"
-_OURS = re.compile(r"manifest[.]json|.+[.][1-9][0-9]{0,4}|[0-9]{20}[.]zbus|[.][0-9a-f]{16}[.]tmp")  # what a batch has, or `write`
+# What a directory of ours has: the files of a published batch, those that a Spark job stages, and the temporary ones of `write`.
+_OURS = re.compile(r"manifest[.]json|.+[.][1-9][0-9]{0,4}|[0-9]{20}[.]zbus|[0-9]+-[0-9a-f]{32}|[.][0-9a-f]{16}[.]tmp")
 _BLOCK = 8 << 20  # bytes that are sent at a time
 
 
@@ -85,7 +86,7 @@ def _check_ours(directory: str, names: Iterable[str]) -> None:
     """Others may have moved a directory of the user's here, in which they may not remove anything."""
     if other := next((name for name in names if _OURS.fullmatch(name) is None), None):
         raise BadPath(
-            f"no published batch has a file {other!r:.120}, so this directory was left as it is; see what it is",
+            f"no batch has a file {other!r:.120}, so this directory was left as it is; see what it is",
             path=directory,
         )
 

@@ -45,7 +45,7 @@ class Hanging:
             return answer(hook)
 
         monkeypatch.setattr(QewQewHook, "directory", directory)
-        monkeypatch.setattr(budget, "DEADLINE", 0.5)
+        monkeypatch.setattr(budget, "DEADLINE", 5.0)
 
     def add(self, name: str) -> Path:
         """A connection with a directory that hangs."""

@@ -107,6 +107,6 @@ def test_a_batch_directory_that_is_the_users_keeps_its_files_and_the_lease_says_
 def test_what_is_no_published_batch_is_not_removed(tmp_path: Path) -> None:
     write_thesis(tmp_path / "pub" / "q-0000000000000001")
     before = tree(tmp_path)
-    with pytest.raises(BadPath, match=r"no published batch has a file .*, so this directory was left as it is"):
+    with pytest.raises(BadPath, match=r"no batch has a file .*, so this directory was left as it is"):
         published.remove(str(tmp_path / "pub"), ["q-0000000000000001"])
     assert tree(tmp_path) == before
