@@ -16,22 +16,26 @@ from urllib.parse import unquote
 
 from qewqew_core.errors import BadArgument
 
-# Parts of names, in small letters and without signs. What ends in one of `_ABOUT` tells where a secret is, or its kind.
+# Parts of names, in small letters and without signs. What ends in one of `_ABOUT` tells where a secret is, or its kind or size.
 _ABOUT = (
-    "s?(?:character|expiry|file|path|location|encoding|provider|class|type|ur[il]|endpoint|id|name|mechanism|length"
-    "|count|limit)+$"
+    "s?(?:character|expiry|file|path|location|encoding|provider|class|type|ur[il]|endpoint|id|name|mechanism|length|count|limit"
+    "|size|bit|ttl)+s?$"
 )
 _NAME = re.compile(
-    "(?:(?>passw(?:or[dt])?|passphrase|(?<!driver)(?<!executor)secret|(?<!max)token(?!iz)|credential|jaas|authorization|connectionstring"
-    "|signature|azuresas|(?:private|access|account|api|shared|storage|master|encryption|signing|service)key)"
-    f"(?!{_ABOUT})|(?:pass|pwd|auth|sas|sig|bearer|dsn)$|^fskey$)"
+    "(?:(?>passw(?:or[dt])?|passphrase|passcode|passkey|(?<!driver)(?<!executor)secret|(?<!max)token(?!iz)|jwt|credential|jaas"
+    "|authorization|connectionstring|signature|azuresas|serviceaccountjson|keyfilecontent|pvtkey"
+    "|(?:private|access|account|api|shared|storage|master|encryption|signing|service|hmac|license|cipher)key)"
+    f"(?!{_ABOUT})|(?:(?<!com)(?<!by)pass|pwd|auth|sas|sig|bearer|dsn)$|^fskey$)"
 )
-_URL = r"//[^/\s:]*:(?P<url>[^/?#;\s]*)@|jdbc:oracle:\w+:[^/@\s:]{1,128}/(?P<oracle>\"[^\"]{0,128}\"|[^\s@]{0,128})@"
-_NAMED = r"(?<![\w.%-])(?P<name>(?>[\w.%-]+))\s{0,9}=\s{0,9}"  # and then `_VALUE`
+# Not even then: references to Kubernetes' and Vault's secrets, and settings of a column with such a name
+_NO_NAME = re.compile("^sparkkubernetes(?:driver|executor)secret|injectsecret|column")
+_URL = r"(?<!/)//[^/\s:]*:(?P<url>[^/?#;\s]*)@|jdbc:oracle:\w+:[^/@\s:]{1,128}/(?P<oracle>\"[^\"]{0,128}\"|[^\s@]{0,128})@"
+_NAMED = r"(?<![\w.%/-])(?P<name>(?>[\w.%-]+))\s{0,9}=\s{0,9}"  # and then `_VALUE`
 _VALUE = re.compile(r"""(?:"([^"]*)|'([^']*)|\{([^}]*)|([^\s;&,()"'{=][^\s;&,()"'{]*))""")
+_BEARER = r"\b[Bb]earer\s{1,9}(?P<bearer>[\w.~+/=-]{8,})"
 _PEM = r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<pem>[^-]*)"
-_IN_TEXT = re.compile(f"{_PEM}|{_URL}|{_NAMED}")
-_NOTHING = {"", "true", "false", "none"}  # values that hide nothing
+_IN_TEXT = re.compile(f"{_PEM}|{_URL}|{_BEARER}|{_NAMED}")
+_NOTHING = {"", "true", "false", "none", "kerberos", "ldap", "ntlm", "basic", "oauth2"}  # values that hide nothing
 _read: set[str] = set()  # the secrets that `resolved` has read
 
 
@@ -94,7 +98,8 @@ def resolved(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_secret(name: str) -> bool:
-    return _NAME.search(re.sub("[^a-z0-9]", "", name.lower())) is not None
+    letters = re.sub("[^a-z0-9]", "", name.lower())
+    return _NAME.search(letters) is not None and _NO_NAME.search(letters) is None
 
 
 def _places(text: str) -> Iterator[tuple[int, int]]:

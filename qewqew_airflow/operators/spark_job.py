@@ -42,9 +42,12 @@ def check_job(outputs: Any, **arguments: Any) -> None:
         raise BadArgument(f"outputs cannot be written as JSON: {error}") from error
 
 
-def check_settings(conf: Any, arguments: Any) -> None:
-    """Raise `BadArgument` for a secret among Spark's settings, or the arguments of another application."""
+def check_settings(conf: Any, arguments: Any, others: Mapping[str, Any]) -> None:
+    """Raise `BadArgument` for a secret among Spark's settings, the arguments of another application, or what ``others`` say, such
+    as URLs of packages.
+    """
     refuse_in_clear("conf", conf if isinstance(conf, Mapping) else {})
+    refuse_in_clear("submit", others, "give it to Spark or Ivy in a file that only the worker's user may read")
     words = [str(each) for each in arguments] if isinstance(arguments, (list, tuple)) else []
     for number, (before, word) in enumerate(zip(["", *words], words, strict=False)):
         named = before if before.startswith("-") and not word.startswith("-") else f"argument {number}"

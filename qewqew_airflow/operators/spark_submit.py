@@ -47,7 +47,11 @@ if TYPE_CHECKING:
 
 
 # The name of jobs that are not given one.
-DEFAULT_NAME = inspect.signature(SparkSubmitOperator.__init__).parameters["name"].default
+_ARGUMENTS = inspect.signature(SparkSubmitOperator.__init__).parameters
+DEFAULT_NAME = _ARGUMENTS["name"].default
+TEXTS = [
+    name for name, each in _ARGUMENTS.items() if str(each.annotation) in ("str", "str | None")
+]  # all are on the command line
 
 
 class QewQewSparkSubmitOperator(SparkSubmitOperator):
@@ -246,7 +250,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     # Before the lease: check what can be checked, so that a wrong argument or worker leases nothing.
 
     def _check_job(self) -> None:
-        spark_job.check_settings(self.conf, self.application_args)
+        spark_job.check_settings(self.conf, self.application_args, self._texts())
         if not self._ready_made:
             for name in ("outputs", *spark_job.JOB_ARGUMENTS):
                 if getattr(self, name) is not None:
@@ -257,6 +261,9 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             raise BadArgument("application_args are for an application of your own; the ready-made job takes outputs instead")
         elif not any(map(is_rendered_later, (self.outputs, self.codec, self.schema, self.read_options))):
             spark_job.check_job(self.outputs, **self._job_arguments())
+
+    def _texts(self) -> dict[str, Any]:
+        return {name: getattr(self, name, getattr(self, f"_{name}", None)) for name in TEXTS}
 
     def _check_worker(self) -> None:
         try:
@@ -275,6 +282,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             raise errors.SparkConnectionMissing(
                 f"connection {self._conn_id!r} does not name a Spark master; set its host, for example to local[*] or spark://host:7077"
             )
+        refuse_in_clear(f"connection {self._conn_id!r}", {"host": master}, "Spark's masters take none")
         if master.startswith(("yarn", "k8s")):
             told = "Airflow passes env_vars to YARN and Kubernetes that way; set it in the environment of the worker"
             refuse_in_clear("env_vars", self.env_vars or {}, told)

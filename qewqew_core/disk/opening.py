@@ -183,7 +183,11 @@ def _whose(path: str, what: str, group: int | None) -> str:
             f"would be for this user alone. Nothing was changed; if the {what} is one of that group, open it with group={has!r} "
             f"(qewqew --group {has}); else move it away"
         )
-    return f"{found} that belongs to {owner}, {mode}, while this is user {me}, is in the way of a file of the {what}. {_MOVE_IT}"
+    trust = "" if os.geteuid() else f"if it is right here, become its owner (su, setpriv), who may use the {what}; else "
+    return (
+        f"{found} that belongs to {owner}, {mode}, while this is user {me}, is in the way of a file of the {what}. "
+        f"Nothing was changed; {trust}move it away"
+    )
 
 
 def _who_may(path: str) -> str:

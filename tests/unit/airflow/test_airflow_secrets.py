@@ -14,7 +14,7 @@ from secret_forms import IN_TEXT, NAMES, NO_SECRETS, SECRET
 from qewqew_airflow.assets.qewqew import write_counts
 from qewqew_airflow.notifications.qewqew import event_of
 from qewqew_airflow.operators import spark_job
-from qewqew_airflow.operators.spark_submit import QewQewSparkSubmitOperator
+from qewqew_airflow.operators.spark_submit import TEXTS, QewQewSparkSubmitOperator
 from qewqew_airflow.shared.lineage import of_queue, written_output, written_queue
 from qewqew_airflow.shared.masking import masked
 from qewqew_core import BadArgument, secrecy
@@ -67,6 +67,23 @@ def test_a_reference_is_on_it_instead(reference: dict[str, str], connect: Any) -
     found = vars(arguments(spark_job.job_arguments("/b", submit.outputs or (), None, **submit._job_arguments())))
     assert found["outputs"][0].options == options
     assert found["read_options"] == dict.fromkeys(NAMES, json.dumps(reference))
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_no_other_argument_of_spark_submit_has_a_secret(name: str) -> None:
+    for text in IN_TEXT:
+        submit = operator(outputs=[{"path": "/o"}])
+        setattr(submit, name if hasattr(submit, name) else f"_{name}", text)
+        with pytest.raises(BadArgument, match=f"submit: '{name}' has a password or another secret in clear text") as caught:
+            submit._check_job()
+        assert SECRET not in str(caught.value)
+
+
+def test_a_master_has_no_secret(connect: Any) -> None:
+    connect("spark_default", "spark", f"spark://u:{SECRET}@h:7077")
+    with pytest.raises(BadArgument, match=r"connection 'spark_default': 'host' has a password .* masters take none") as caught:
+        operator(outputs=[{"path": "/o"}])._check_worker()
+    assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize(("master", "refused"), [("yarn", True), ("local[1]", False)])
