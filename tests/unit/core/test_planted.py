@@ -50,6 +50,21 @@ def sessions_and_stages_spill_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LIMITS, "spill_bytes", 5_000)
 
 
+@pytest.fixture
+def usual_umask() -> Iterator[None]:
+    """So that one user of a test can tell another one something."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def use_queue(path: Path, files: type[Files] = NoSync) -> None:
     settings: dict[str, Any] = {"chunk_size": 1000, "sync": "never", "max_attempts": 1, "lock_timeout": 0, "_files": files()}
     with contextlib.suppress(REFUSED), Queue(path, **settings) as queue:
@@ -382,7 +397,7 @@ def test_a_whole_store_of_another_user_is_not_ours(store: str, shared: Path) -> 
 
 @as_root
 @pytest.mark.parametrize("store", ["queue", "topic"])
-def test_a_batch_that_another_user_has_put_in_the_place_of_ours_is_not_read(store: str, shared: Path) -> None:
+def test_a_batch_that_another_user_has_put_in_the_place_of_ours_is_not_read(store: str, shared: Path, usual_umask: None) -> None:
     def use(path: Path) -> None:
         with Queue(path) if store == "queue" else Topic(path) as opened:
             opened.put(b"ours") if isinstance(opened, Queue) else opened.append(b"ours")
@@ -393,8 +408,7 @@ def test_a_batch_that_another_user_has_put_in_the_place_of_ours_is_not_read(stor
                 home = Path(batch.manifest_path).parents[1]
                 os.rename(home, home.with_name("moved"))
                 (path.parent / "wanted").write_text(str(home))
-                while not (path.parent / "done").exists():
-                    time.sleep(0.01)
+                wait_for(lambda: (path.parent / "done").exists())
                 with pytest.raises(BadPath, match=rf"belongs to nobody \({OTHER}\), mode 0755, while this is user {USER}"):
                     list(batch)
                 home.rename(home.with_name("forged"))
@@ -402,9 +416,8 @@ def test_a_batch_that_another_user_has_put_in_the_place_of_ours_is_not_read(stor
                 assert list(batch) == [b"ours"]
 
     def forge(place: Path) -> None:
-        while not (place / "wanted").exists() or not (home := (place / "wanted").read_text()):
-            time.sleep(0.01)
-        shutil.copytree(place / "copy", home)
+        wait_for(lambda: (place / "wanted").exists() and (place / "wanted").read_text() != "")
+        shutil.copytree(place / "copy", (place / "wanted").read_text())
         (place / "done").touch()
 
     shared.chmod(0o777)
