@@ -417,8 +417,8 @@ class Journal(NotCopied):
         """Write again what others have left. If an fsync of theirs has failed, the kernel takes it for written, and a sync alone
         would not write it.
         """
-        data = self._files.read(self.fd, self._doubtful - self.synced, self.synced)
         try:
+            data = self._files.read(self.fd, self._doubtful - self.synced, self.synced)
             self._files.write(self.fd, data, self.synced)
         except OSError as error:
             self.broken(error)

@@ -83,10 +83,11 @@ def passing_strangers(files: Files, directory: str, name: str) -> Iterator[None]
 
 def is_temporary(files: Files, directory: str, name: str) -> bool:
     """Whether it is to end with its last consumer."""
-    data = b""
-    with passing_strangers(files, directory, name), contextlib.suppress(FileNotFoundError):
-        data = read_whole(files, rdx_of(directory, name), most=SMALL)
-    ours = files.exists(stem_of(directory, name) + LOCK)  # else a zbus server has it
+    data, rdx = b"", rdx_of(directory, name)
+    with opening(rdx, "reader"):
+        with passing_strangers(files, directory, name), contextlib.suppress(FileNotFoundError):
+            data = read_whole(files, rdx, most=SMALL)
+        ours = files.exists(stem_of(directory, name) + LOCK)  # else a zbus server has it
     return ours and len(data) >= zbus.READER_SIZE and bool(zbus.unpack_common(data).mask & zbus.DELETE_ON_EXIT)
 
 

