@@ -538,7 +538,11 @@ def test_spark_submit_ends_with_the_reason_of_a_failure(tmp_path):
         (["file://h/b", "--output", '{{"path": "x"}}'], 2, "'file://h/b' is on host 'h'"),
         (["{batch}", "--output", '{{"path": "x"}}', "--codec", "xml"], 2, "codec must be one of json, csv, avro"),
         (["{batch}", "--output", '{{"path": "x"}}', "--read-option", "sep"], 2, "--read-option: write it like NAME=VALUE"),
-        (["{batch}", "--output", '{{"path": "x", "options": {{"password": "pst"}}}}'], 2, "a password or another secret in clear text"),
+        (
+            ["{batch}", "--output", '{{"path": "x", "options": {{"password": "pst"}}}}'],
+            2,
+            "password or another secret in clear text",
+        ),
     ],
 )
 def test_mistakes_in_the_arguments_are_one_line_and_need_no_spark(tmp_path, capsys, arguments, status, message):
