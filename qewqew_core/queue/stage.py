@@ -188,6 +188,11 @@ class Stage(Transaction):
                     self._forget()
                     if not is_interrupt:  # any other error came too late to matter
                         return count
+                elif isinstance(error, OSError) and not isinstance(error, QewQewError):  # the disk did not say what became of it
+                    if served is None:
+                        raise self._unknown(f"the disk does not answer ({error.strerror})") from error
+                    with self._named():
+                        raise
                 elif served is None and not is_interrupt and not isinstance(error, Broken):
                     raise self._in_doubt() from error
                 raise

@@ -20,13 +20,13 @@ import pytest
 from dying_disk import KINDS, LOG_FLUSHED, NOTHING_FLUSHED, Crowd, Disk, Said, Say, Work, crowd, disk, same, wait
 from stride import OFFSET
 
-from qewqew_core import BadPath, Broken, Closed, DiskFull, InDoubt, Locked, Queue, Stage, Topic
+from qewqew_core import BadPath, Broken, Closed, DiskFull, Locked, Queue, Stage, Topic
 from qewqew_core.disk import lock
 from qewqew_core.queue import paths
 
 WAITS = 60.0  # seconds for which those in the crowd stand in line
 Sync = Literal["commit", "never"]
-NAMED = tuple(each.__name__ for each in (BadPath, Broken, Closed, DiskFull, InDoubt, Locked))  # what a dead disk may be called
+NAMED = tuple(each.__name__ for each in (BadPath, Broken, Closed, DiskFull, Locked))  # what a dead disk may be called
 
 
 # The crowd of a queue
