@@ -143,7 +143,9 @@ class Directories:
         try:
             yield
         except BaseException:
-            self.leave()
+            if (kept := self._kept) is not None:  # no other thread has it, and the error may be kept for long
+                self._kept = None
+                kept.close()
             raise
 
     def leave(self) -> None:
@@ -202,16 +204,21 @@ class Directories:
         if entered is not None and directory in entered:
             return entered
         found = _Open(self.group, passing=True) if entered is None else entered
-        if (above := kept.get(self._base)) is None:
-            if self._base not in found:
-                found.open(self._base, self._base, self._to_base, None)
-            above = found[self._base]
-        path = self._base
-        for name in directory[len(self._below) :].split("/") if directory != self._base else ():
-            path = os.path.join(path, name)
-            if path not in kept and path not in found:
-                self._step(found, path, name, above)
-            above = kept[path] if path in kept else found[path]
+        try:
+            if (above := kept.get(self._base)) is None:
+                if self._base not in found:
+                    found.open(self._base, self._base, self._to_base, None)
+                above = found[self._base]
+            path = self._base
+            for name in directory[len(self._below) :].split("/") if directory != self._base else ():
+                path = os.path.join(path, name)
+                if path not in kept and path not in found:
+                    self._step(found, path, name, above)
+                above = kept[path] if path in kept else found[path]
+        except OSError as error:
+            error.__traceback__ = None
+            del kept, entered, found  # who keeps an error keeps its frames: none of ours keeps a directory open, behind `leave`
+            raise
         return found
 
     def _at(self, path: str, act: Callable[..., T], *arguments: Any, **named: Any) -> T:
@@ -231,26 +238,30 @@ class Directories:
             raise
         finally:
             found.pass_on()
+            found = None
 
     def _from_to(self, source: str, target: str, act: Callable[..., None], **named: Any) -> None:
         """The same with two names."""
         (home, name), (other_home, other) = os.path.split(source), os.path.split(target)
-        found, others = self._holding(home), self._holding(other_home)
+        found = others = each = None
         try:
-            act(
-                source if found is None else name,
-                target if others is None else other,
-                src_dir_fd=None if found is None else found[home],
-                dst_dir_fd=None if others is None else others[other_home],
-                **named,
-            )
-        except OSError as error:
-            error.filename, error.filename2 = source, target
-            raise
+            found, others = self._holding(home), self._holding(other_home)
+            try:
+                act(
+                    source if found is None else name,
+                    target if others is None else other,
+                    src_dir_fd=None if found is None else found[home],
+                    dst_dir_fd=None if others is None else others[other_home],
+                    **named,
+                )
+            except OSError as error:
+                error.filename, error.filename2 = source, target
+                raise
         finally:
             for each in (found, others):
                 if each is not None:
                     each.pass_on()
+            found = others = each = None
 
     def _in(self, directory: str, act: Callable[[str | int], T]) -> T:
         """``act`` on the open directory, or on its path if it is one of the user's."""
@@ -265,6 +276,7 @@ class Directories:
             raise
         finally:
             found.pass_on()
+            found = None
 
     def _gone(self, path: str) -> None:
         """A directory was renamed or removed."""

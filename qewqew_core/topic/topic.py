@@ -465,10 +465,12 @@ class Topic(HasHeader, Closes):
                                     self._leave_to_a_server(name)
             finally:
                 self._closed = True
-                if self._writer is not None:
-                    self._writer.close()
-                self.files.leave()  # readers go on by the path
-                _open_topics.discard(self)
+                try:
+                    if self._writer is not None:
+                        self._writer.close()
+                finally:
+                    self.files.leave()  # readers go on by the path
+                    _open_topics.discard(self)
 
     def __del__(self) -> None:
         if not self._closed:
