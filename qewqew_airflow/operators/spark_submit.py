@@ -37,6 +37,7 @@ from qewqew_airflow.shared import metrics
 from qewqew_airflow.shared.masking import masked
 from qewqew_airflow.shared.source import Source, Start
 from qewqew_core import BadArgument, Batch
+from qewqew_core.batch import published
 from qewqew_core.batch.store import store_of
 from qewqew_core.secrecy import refuse_in_clear, secrets_of
 
@@ -384,7 +385,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
                 known.delete(self.external_id_key)
                 known.delete(self._K8S_DRIVER_STATUS_KEY)
             if self.publish_to is not None:
-                store_of(os.path.dirname(manifest)).remove()
+                store_of(os.path.dirname(manifest)).remove(published.FILES)
         except Exception as error:
             self.log.warning("Something of the acknowledged batch could not be removed: %s", error)
 

@@ -5,6 +5,7 @@ A batch is there when its manifest is (`publishing` writes it last). So the list
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +15,7 @@ from qewqew_core.batch.manifest import MANIFEST, Manifest
 from qewqew_core.batch.store import store_of
 from qewqew_core.errors import BadArgument, BadManifest, StoreError
 
+FILES = re.compile(rf"{re.escape(MANIFEST)}|.+[.][1-9][0-9]{{0,4}}|[0-9]{{20}}[.]zbus")  # of a batch: chunks, or blocks
 _AT_ONCE = 32  # directories that are removed at the same time
 _TRIES = 3  # at that: a host may publish a batch again just now
 
@@ -47,7 +49,7 @@ def remove(prefix: str, ids: Iterable[str], options: Mapping[str, Any] | None = 
         if not left:
             return
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(lambda batch: store_of(place(prefix, batch), options).remove(), left))
+            list(pool.map(lambda batch: store_of(place(prefix, batch), options).remove(FILES), left))
         # Clients of stores may say nothing where a right is missing.
         left.intersection_update(complete(prefix, options))
     if left:

@@ -28,8 +28,7 @@ from qewqew_core.errors import BadArgument, BadPath, Broken, DiskFull, StoreErro
 Read = Callable[[int, int], bytes]  # (start, end): the bytes between, fewer only where the file ends
 
 _TEMPORARY = ".tmp"
-# What a directory of ours has: the files of a published batch, those that a Spark job stages, and the temporary ones of `write`.
-_OURS = re.compile(r"manifest[.]json|.+[.][1-9][0-9]{0,4}|[0-9]{20}[.]zbus|[0-9]+-[0-9a-f]{32}|[.][0-9a-f]{16}[.]tmp")
+_WRITING = re.compile(rf"[.][0-9a-f]{{16}}{re.escape(_TEMPORARY)}")
 _BLOCK = 8 << 20  # bytes that are sent at a time
 
 
@@ -75,20 +74,13 @@ class Store(ABC):
         """Write a file of these parts, whole or not at all, also if they raise. Replaces an old one. Durable when it returns."""
 
     @abstractmethod
-    def remove(self) -> None:
-        """Remove the directory with everything in it, if it is there."""
+    def remove(self, ours: re.Pattern[str]) -> None:
+        """Remove the directory with its files, if it is there. Others may have moved a directory of the user's here, in which they
+        may not remove anything: if it has a name that is not one of ``ours``, this raises `BadPath`, and removes nothing.
+        """
 
     def check(self) -> None:  # noqa: B027 - of a directory there is nothing to know beforehand
         """Raise `BadArgument` if the package for the store is missing, or its options are wrong, before it is used."""
-
-
-def _check_ours(directory: str, names: Iterable[str]) -> None:
-    """Others may have moved a directory of the user's here, in which they may not remove anything."""
-    if other := next((name for name in names if _OURS.fullmatch(name) is None), None):
-        raise BadPath(
-            f"no batch has a file {other!r:.120}, so this directory was left as it is; see what it is",
-            path=directory,
-        )
 
 
 class Local(Store):
@@ -145,14 +137,14 @@ class Local(Store):
                     raise DiskFull(f"no room on the file system: {error.strerror}", path=self.locate(name)) from error
                 raise
 
-    def remove(self) -> None:
+    def remove(self, ours: re.Pattern[str]) -> None:
         with self._reached() as (files, place):
-            if files.exists(place) and not files.is_directory(place):  # a pipe would be waited for
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place)
             for attempt in range(5):
                 try:
-                    if names := files.list(place):
-                        _check_ours(place, names)
+                    names = files.list(place)
+                    if other := next((name for name in names if not (ours.fullmatch(name) or _WRITING.fullmatch(name))), None):
+                        said = f"it has a file {other!r:.120}, which is not ours, so it was left as it is; see what it is"
+                        raise BadPath(said, path=place)
                     for name in names:
                         files.unlink(os.path.join(place, name))
                     return files.remove_directory(place)
@@ -278,7 +270,7 @@ class Remote(Store):
                 file.discard()
             raise
 
-    def remove(self) -> None:
+    def remove(self, ours: re.Pattern[str]) -> None:
         with self._errors(""), suppress(FileNotFoundError):
             system, path = self._reach("")
             system.rm(path.rstrip("/"), recursive=True)

@@ -119,7 +119,7 @@ class Directories:
         if self._is_shared and is_for_group(status, status.st_gid):
             self._is_of = status.st_gid
         if self._base in self._owned_as:
-            is_foreign = not self._is_ours(status) if is_others else me == 0 and _is_guests(self._base, status)
+            is_foreign = not self._is_ours(status) if is_others else me == 0 and _is_foreign_here(self._base, status)
             if is_foreign:
                 raise Foreign(self._base, None)
         if self._is_of is not None:
@@ -284,7 +284,7 @@ class Directories:
             entered.close_below(path)
 
 
-def _is_guests(path: str, status: os.stat_result) -> bool:
+def _is_foreign_here(path: str, status: os.stat_result) -> bool:
     """Whether a user has made this in a directory that many may write to, and that is not the user's."""
     above = os.stat(os.path.dirname(path))
     return bool(above.st_mode & _OTHERS_WRITE) and status.st_uid not in (0, above.st_uid)

@@ -64,7 +64,7 @@ def is_in_use(files: Files, stem: str) -> bool:
 
 
 @contextlib.contextmanager
-def passing_strangers(files: Files, directory: str, name: str) -> Iterator[None]:
+def passing_foreign(files: Files, directory: str, name: str) -> Iterator[None]:
     """Let the block fail if others have put something in the place of the .rdx: that is not a reader of ours. It is named in
     the log, and stops nobody.
     """
@@ -85,7 +85,7 @@ def is_temporary(files: Files, directory: str, name: str) -> bool:
     """Whether it is to end with its last consumer."""
     data, rdx = b"", rdx_of(directory, name)
     with opening(rdx, "reader"):
-        with passing_strangers(files, directory, name), contextlib.suppress(FileNotFoundError):
+        with passing_foreign(files, directory, name), contextlib.suppress(FileNotFoundError):
             data = read_whole(files, rdx, most=SMALL)
         ours = files.exists(stem_of(directory, name) + LOCK)  # else a zbus server has it
     return ours and len(data) >= zbus.READER_SIZE and bool(zbus.unpack_common(data).mask & zbus.DELETE_ON_EXIT)

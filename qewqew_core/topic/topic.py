@@ -193,7 +193,7 @@ class Topic(HasHeader, Closes):
         reader_files.remove_spilled(self.files, self.path)
         for name in names_of_readers(self.files, self.path):
             state = None
-            with reader_files.passing_strangers(self.files, self.path, name), contextlib.suppress(Corrupt):  # its reader is told
+            with reader_files.passing_foreign(self.files, self.path, name), contextlib.suppress(Corrupt):  # its reader is told
                 if not closed or not reader_inspection.was_closed(self.files, self.path, name):
                     state = reader_inspection.look(self.files, self.path, name)
             if state is None:
@@ -460,7 +460,7 @@ class Topic(HasHeader, Closes):
                     with opening(self.path, "topic"), self.files.entered():
                         # While Python ends, nothing can be imported any more.
                         for name in () if sys.is_finalizing() else names_of_readers(self.files, self.path):
-                            with reader_files.passing_strangers(self.files, self.path, name):
+                            with reader_files.passing_foreign(self.files, self.path, name):
                                 if not reader_inspection.was_closed(self.files, self.path, name):
                                     self._leave_to_a_server(name)
             finally:

@@ -13,6 +13,7 @@ import errno
 import glob
 import logging
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -46,6 +47,7 @@ else:  # pyspark 4.0 has none: see `stream_writer`
     DataSourceStreamArrowWriter = getattr(datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
 
 PIECE_BYTES = 1 << 20  # of a staged file are in memory at a time, unless a single record is larger
+STAGED = re.compile("[0-9]+-[0-9a-f]{32}")  # the files of tasks
 LEFT_OVER = 7 * 86_400  # seconds after which a staging directory that nobody has written to is one of a job that was killed
 QUERY_ID = "sql.streaming.queryId"  # a local property of the tasks of a stream; the same whenever it goes on from its checkpoint
 OPTIONS = {"path", "kind", "sync", "lockTimeout", "stagingPath", "group"}
@@ -164,12 +166,12 @@ class Sink:
         """Remove what a job has staged, and what other jobs staged long ago. Failures are only logged."""
         store = self.store(job)
         try:
-            store.remove()
+            store.remove(STAGED)
             if isinstance(store, Local):
                 for directory in glob.glob(glob.escape(self.staging) + "*"):
                     with suppress(FileNotFoundError):  # somebody else removes it too
                         if _changed(directory) < time.time() - LEFT_OVER:
-                            Local(directory).remove()
+                            Local(directory).remove(STAGED)
         except Exception as error:
             _logger.warning("the staged records in %s could not be removed: %s", store.path, error)
 

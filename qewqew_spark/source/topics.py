@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from qewqew_core.crc import crc32
-from qewqew_core.disk.files import files_of
+from qewqew_core.disk.files import look_into
 from qewqew_core.errors import BadArgument, Corrupt, MessagesLost
 from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.tags import Filter
@@ -121,12 +121,12 @@ class TopicRead:
         text = options.text("filter")
         Filter(text)
         split = Split.of(options)
-        with closing(View.of(files_of(None, path), path)) as view:
+        with closing(View.of(look_into(path, path), path)) as view:
             return cls(path, text, options.flag("failOnDataLoss", True), split, view.dialect, view.common().created)
 
     def view(self) -> View:
         """To be closed. Raises `BadPath`, and `MessagesLost` if another topic has taken the place of this one."""
-        view = View(files_of(None, self.path), self.path, self.dialect)
+        view = View(look_into(self.path, self.path), self.path, self.dialect)
         if (found := view.common().created) != self.created:
             view.close()
             raise MessagesLost(
@@ -209,7 +209,7 @@ def _part(view: View, whole: TopicRange, piece: Piece) -> TopicRange:
 
 def marks(view: View, entry: Entry) -> list[int]:
     """The known starts of messages in a block."""
-    return [piece.offset for piece in pieces_of(files_of(None, view.directory), view.directory, entry.base)]
+    return [piece.offset for piece in pieces_of(look_into(view.directory, view.directory), view.directory, entry.base)]
 
 
 def steady(view: View, act: Callable[[], T]) -> T:
@@ -247,7 +247,7 @@ def _place(run: RawMessages, base: int, row: int) -> int:
 def _runs(topic: TopicRead, view: View, wanted: TopicRange) -> Iterator[RawMessages]:
     try:
         view.read(wanted.base, wanted.start, 0)  # from now on the file is open, and removing it does no harm
-        pieces = pieces_of(files_of(None, view.directory), view.directory, wanted.base)
+        pieces = pieces_of(look_into(view.directory, view.directory), view.directory, wanted.base)
         there = wanted.block >= view.index().start  # else its checksums may have been removed before that look at them
     except Corrupt:
         if wanted.block >= view.index().start:

@@ -328,8 +328,9 @@ def test_what_killed_jobs_have_staged_is_removed_after_a_week(spark, tmp_path):
     def left(name: str, age: float, file_age: float) -> Path:
         directory = tmp_path / name
         directory.mkdir()
-        (directory / "0-abc").write_bytes(b"x")
-        os.utime(directory / "0-abc", (time.time() - file_age,) * 2)
+        staged = directory / f"0-{'ab' * 16}"
+        staged.write_bytes(b"x")
+        os.utime(staged, (time.time() - file_age,) * 2)
         os.utime(directory, (time.time() - age,) * 2)
         return directory
 

@@ -181,7 +181,7 @@ def test_a_wrong_path_fails_in_load_and_is_told_what_could_be_given(spark, tmp_p
         (tmp_path / "empty", f"this directory has neither a manifest.json.* nor a empty.idx.*{what}"),
         (tmp_path / "text.txt", f"this file is neither a manifest.json nor the header file of a queue{what}"),
         (tmp_path / "manifest.json", "not JSON"),
-        (tmp_path / "text.txt" / "manifest.json", "cannot be read: Not a directory"),
+        (tmp_path / "text.txt" / "manifest.json", "text.txt is in the way of a file of the batch .Not a directory"),
         ("file://elsewhere/batch", "is on host 'elsewhere'"),
         ("memory://nothing/here", "memory://nothing/here/manifest.json: there is no manifest"),
         ("nosuchscheme://x/y", "nosuchscheme"),

@@ -121,8 +121,8 @@ def test_a_file_that_is_not_a_queue_is_left_alone(tmp_path, opening, content):
 def test_a_path_is_refused_if_those_of_its_batches_would_be_too_long(tmp_path, kind):
     def use(size: int) -> None:
         above = str(tmp_path)
-        while len(above) < size - 200:
-            above = os.path.join(above, "x" * min(199, size - 201 - len(above)))
+        while (rest := size - len(above)) > 200:
+            above = os.path.join(above, "x" * min(199, rest - 3))  # which leaves room for a slash and a name
         os.makedirs(above, exist_ok=True)
         path = os.path.join(above, "n" * (size - len(above) - 1))
         assert len(path) == size

@@ -6,14 +6,12 @@ import errno
 import os
 import resource
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from commands import run
-from test_bad_input import REACHABLE
-from test_owners import USER, as_root, as_user
+from test_owners import USER, as_root, as_user, directory_of
 
 from qewqew_core import BadPath, Corrupt, Queue, Stage, Topic, inspect, inspect_reader
 from qewqew_core.disk.files import SMALL, Files, look_into, read_whole
@@ -78,10 +76,8 @@ def packages_are_imported(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture
 def shared() -> Iterator[Path]:
     """A directory in which everybody makes files."""
-    path = Path(tempfile.mkdtemp(dir=REACHABLE))
-    path.chmod(0o777)
-    yield path
-    shutil.rmtree(path)
+    with directory_of(0, 0o777) as path:
+        yield path
 
 
 def plant(home: Path, kind: str, name: str) -> Path:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from damage import tree
-from test_bad_input import REACHABLE
-from test_owners import USER, as_root, as_user, queue_once, sessions, stage_once, topic_once
+from test_owners import USER, as_root, as_user, directory_of, queue_once, sessions, stage_once, topic_once
 from test_planted import QUEUE, TOPIC, packages_are_imported, sessions_and_stages_spill_soon, use_queue, use_topic  # noqa: F401
 
 from qewqew_core import BadPath, Queue, Topic
@@ -48,10 +46,8 @@ def crashed_topic(path: Path) -> None:
 
 @pytest.fixture
 def open_to_all() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(dir=REACHABLE))
-    path.chmod(0o777)
-    yield path
-    shutil.rmtree(path)
+    with directory_of(0, 0o777) as path:
+        yield path
 
 
 @as_root
@@ -107,6 +103,6 @@ def test_a_batch_directory_that_is_the_users_keeps_its_files_and_the_lease_says_
 def test_what_is_no_published_batch_is_not_removed(tmp_path: Path) -> None:
     write_thesis(tmp_path / "pub" / "q-0000000000000001")
     before = tree(tmp_path)
-    with pytest.raises(BadPath, match=r"no batch has a file .*, so this directory was left as it is"):
+    with pytest.raises(BadPath, match=r"it has a file .*, which is not ours, so it was left as it is"):
         published.remove(str(tmp_path / "pub"), ["q-0000000000000001"])
     assert tree(tmp_path) == before

@@ -9,7 +9,6 @@ import logging
 import os
 import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,8 +17,7 @@ from typing import Any
 import pytest
 from disk import NoSync
 from stride import Every
-from test_bad_input import REACHABLE
-from test_owners import USER, as_root, as_user, empty, queue_once, sessions, stage_once, topic_once
+from test_owners import USER, as_root, as_user, directory_of, empty, queue_once, sessions, stage_once, topic_once
 
 from qewqew_core import BadPath, Batch, QewQewError, Queue, Stage, Topic, inspect, repair, repair_topic
 from qewqew_core.batch import names, places, published
@@ -302,10 +300,8 @@ def test_a_directory_that_becomes_a_link_in_the_middle_leads_nobody_out(
 @pytest.fixture
 def shared() -> Iterator[Path]:
     """A directory in which everybody makes files, as /tmp."""
-    path = Path(tempfile.mkdtemp(dir=REACHABLE))
-    path.chmod(0o1777)
-    yield path
-    shutil.rmtree(path)
+    with directory_of(0, 0o1777) as path:
+        yield path
 
 
 SECRET = b"card 4111-1111-1111-1111"
@@ -629,7 +625,7 @@ def test_a_published_batch_is_not_written_through_a_link(tmp_path: Path) -> None
         with pytest.raises(BadPath, match="a link is in the way"):
             batch.publish(str(tmp_path / "published"))
     with pytest.raises(BadPath, match="a link is in the way"):
-        Local(str(tmp_path / "published" / batch.id)).remove()
+        Local(str(tmp_path / "published" / batch.id)).remove(published.FILES)
     assert content(aside) == found
 
 

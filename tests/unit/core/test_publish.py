@@ -392,7 +392,7 @@ def test_a_text_is_no_list_of_ids(url, act):
 def test_what_a_store_does_not_remove_without_a_word_is_noticed(batch, url, monkeypatch):
     batch.publish(url)
     for kind in Local, Remote:
-        monkeypatch.setattr(kind, "remove", lambda self: None)
+        monkeypatch.setattr(kind, "remove", lambda self, ours: None)
     with pytest.raises(StoreError, match=r"1 batch\(es\) cannot be removed; is there the right to delete"):
         published.remove(url, [batch.id])
     published.remove(url, [])

@@ -15,6 +15,7 @@ import pytest
 
 from qewqew_core import BadArgument, StoreError
 from qewqew_core.batch import manifest
+from qewqew_core.batch.published import FILES
 from qewqew_core.batch.store import Local, Remote, Store, local_path, store_of
 
 
@@ -77,10 +78,10 @@ def test_files_are_found_by_a_pattern_also_in_the_path(store):
 def test_a_store_is_removed_with_all_that_is_in_it(store):
     store.check()
     store.write("manifest.json", [b"x"])
-    store.remove()
+    store.remove(FILES)
     with pytest.raises(FileNotFoundError):
         store.read("manifest.json")
-    store.remove()  # nothing is there: nothing to do
+    store.remove(FILES)  # nothing is there: nothing to do
 
 
 def test_a_store_that_cannot_be_used_says_so_before_it_is():
