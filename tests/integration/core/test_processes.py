@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from stopping import stop
 
 from qewqew_core import Locked, Queue, inspect
 
@@ -175,12 +176,6 @@ def waits(process: subprocess.Popen[str], path: Path) -> bool:
     return False
 
 
-def is_stopped(process: subprocess.Popen[str]) -> bool:
-    """Whether each thread of the process is: on a busy machine this comes some time after the signal."""
-    states = [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{process.pid}/task").iterdir()]
-    return set(states) == {"T"}
-
-
 def test_one_that_was_stopped_first_in_line_holds_nobody_up_and_comes_later(tmp_path):
     path = tmp_path / "q"
     with Queue(path) as q:
@@ -194,9 +189,7 @@ def test_one_that_was_stopped_first_in_line_holds_nobody_up_and_comes_later(tmp_
                 time.sleep(0.01)
         with pytest.raises(Locked, match="this process"):  # not one of those who wait
             Queue(path, lock_timeout=0)
-        stagers[0].send_signal(signal.SIGSTOP)
-        while not is_stopped(stagers[0]):  # else it may still get the lock, and be stopped as the owner
-            time.sleep(0.01)
+        stop(stagers[0].pid)
     assert stagers[1].communicate()[0] == "ack 0\n"
     stagers[0].send_signal(signal.SIGCONT)
     assert stagers[0].communicate()[0] == "ack 0\n"

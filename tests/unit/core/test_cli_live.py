@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from commands import done, run
+from stopping import stop
 
 from qewqew_core import Message, Queue, Topic
 
@@ -136,7 +137,7 @@ def test_tail_says_what_was_removed_before_it_came_there(tmp_path):
         topic.append(b"first")
         one = Following("tail", topic.path, "-f")
         one.until(b"first")
-        one.process.send_signal(signal.SIGSTOP)
+        stop(one.process.pid)
         for number in range(50):
             topic.append(b"%d" % number)
         topic.trim()

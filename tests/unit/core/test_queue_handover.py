@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from disk import NoSync
 from plain import numbers, plain
+from stopping import stop
 
 from qewqew_core import Queue, inspect, repair
 from qewqew_core.disk import lock
@@ -43,7 +44,7 @@ def a_process_waits(path: Path, puts: int = 0) -> Iterator[subprocess.Popen[str]
         assert time.monotonic() < until, "it does not stand in line"
         time.sleep(0.01)
     os.close(header)
-    os.kill(waiting.pid, signal.SIGSTOP)
+    stop(waiting.pid)
     try:
         yield waiting
     finally:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from stopping import stop
 
 from qewqew_core import Queue, Topic
 from qewqew_core.disk import lock
@@ -50,7 +51,7 @@ def test_to_a_java_process_a_queue_is_locked_while_somebody_stands_in_line(tmp_p
             assert time.monotonic() < until, "it does not stand in line"
             time.sleep(0.01)
         os.close(header)
-        os.kill(waiting.pid, signal.SIGSTOP)
+        stop(waiting.pid)
     try:
         assert found_by_java() == "locked"  # although nobody has it open
     finally:

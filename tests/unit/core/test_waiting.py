@@ -12,6 +12,7 @@ from collections.abc import Iterator, MutableSequence
 from pathlib import Path
 
 import pytest
+from stopping import stop
 
 from qewqew_core import Locked, Queue
 from qewqew_core.disk import lock
@@ -123,7 +124,7 @@ def test_many_who_come_at_once_get_through_although_one_in_the_line_is_stopped(t
         assert time.monotonic() < until
         time.sleep(0.01)
     os.close(fd)
-    os.kill(stopped.pid, signal.SIGSTOP)
+    stop(stopped.pid)
     putters = [subprocess.Popen([sys.executable, "-c", PUT, path, str(number)]) for number in range(1, 12)]
     holder.communicate("\n", timeout=120)
     for process in putters:
