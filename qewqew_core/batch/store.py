@@ -75,8 +75,8 @@ class Store(ABC):
 
     @abstractmethod
     def remove(self, ours: re.Pattern[str]) -> None:
-        """Remove the directory with its files, if it is there. If it has a name that is not one of ``ours``, this raises `BadPath`
-        and removes nothing: others may have moved a directory of the user's here, in which they may not remove anything.
+        """Remove the directory with its files, if it is there. If it has a name that is not one of ``ours``, this raises
+        `BadPath` and removes nothing: others may have moved a directory of the user's here, where they may not remove anything.
         """
 
     def check(self) -> None:  # noqa: B027 - of a directory there is nothing to know beforehand
