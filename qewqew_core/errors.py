@@ -2,12 +2,15 @@
 
 All derive from `QewQewError`. An error about a file has ``path`` and, if it applies, ``offset`` (bytes from the start of that
 file); its text says what is wrong, where, and what to do. If Python has a built-in error for the same situation, ours derives
-from it too, so ``except OSError`` or ``except queue.Empty`` keep working.
+from it too, so ``except OSError`` or ``except queue.Empty`` keep working. No text shows what `secrecy` takes for a secret, such
+as the password of a URL that somebody gave for a path.
 """
 
 from __future__ import annotations
 
 import queue
+
+from qewqew_core.secrecy import hide
 
 
 class QewQewError(Exception):
@@ -16,9 +19,9 @@ class QewQewError(Exception):
     def __init__(self, message: str, *, path: str | None = None, offset: int | None = None) -> None:
         self.path = path
         self.offset = offset
-        self.what = message  # without the place
-        where = "" if path is None else path if offset is None else f"{path}, offset {offset}"
-        super().__init__(f"{where}: {message}" if where else message)
+        self.what = hide(message)  # without the place
+        where = "" if path is None else hide(path) if offset is None else f"{hide(path)}, offset {offset}"
+        super().__init__(f"{where}: {self.what}" if where else self.what)
 
 
 class Empty(QewQewError, queue.Empty):

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 
-from qewqew_core import secrecy
+from qewqew_core import references
 from qewqew_core.batch import store
 from qewqew_core.errors import BadArgument
 
@@ -84,7 +84,7 @@ class Options:
     def under(self, prefix: str) -> dict[str, str]:
         """The options whose names start with ``prefix``, without it, and with the values that they refer to."""
         prefix = prefix.lower()
-        found = secrecy.resolved({name: value for name, value in self._given.items() if name.startswith(prefix)})
+        found = references.resolved({name: value for name, value in self._given.items() if name.startswith(prefix)})
         return {name[len(prefix) :]: value for name, value in found.items()}
 
     def check(self, what: str, known: Collection[str], prefixes: Collection[str] = ()) -> None:

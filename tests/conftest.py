@@ -28,6 +28,12 @@ if WORKER and "AIRFLOW_HOME" in os.environ:  # each has a database of its own
 __all__ = ["every"]  # a fixture
 
 
+def pytest_runtest_setup() -> None:
+    from qewqew_core import secrecy
+
+    secrecy._read.clear()  # what references of other tests gave is in no error of this one
+
+
 def pytest_configure(config: pytest.Config) -> None:
     with suppress(ImportError):
         from hypothesis import settings

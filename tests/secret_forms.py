@@ -11,6 +11,7 @@ NAMES = [
     *("private_key_file_pwd", "spark.sql.catalog.lake.credential", "header.Authorization", "kafka.sasl.jaas.config"),
     *("connection_string", "parquet.encryption.key.list", "passphrase", "api_key", "s3.session-token", "client.secret"),
     *("jwt", "passcode", "hmac_key", "license_key", "google.cloud.auth.service.account.json.keyfile.content"),
+    *("cookie", "otp", "pin", "webhook", "slack_webhook_url"),
 ]
 
 IN_TEXT = [
@@ -23,8 +24,18 @@ IN_TEXT = [
     *(f"Endpoint=sb://h/;SharedAccessKey={SECRET}", f"https://h/a?x=1&sig={SECRET}", f"a=password={SECRET}"),
     *(f"Authorization: Bearer {SECRET}", f"jdbc:bigquery://h:443;OAuthPvtKey={SECRET}", f"spark://u:{SECRET}@h:7077"),
     f"-----BEGIN RSA PRIVATE KEY-----{SECRET}",
+    *(f"https://{SECRET}@h/x", f"https://{SECRET}:@h", f"git+https://{SECRET}:x-oauth-basic@h/x.git", f"http://u:{SECRET}@h:80/"),
+    *(f"https:/u:{SECRET}@h/x", f"/data/https:/{SECRET}@h/x", f"https://h/x?token={SECRET}", f"https://h?a=1&sig={SECRET}"),
+    *(f"https://hooks.slack.com/services/{SECRET}", f"https://x.webhook.office.com/webhookb2/{SECRET}"),
+    *(f"Authorization: Basic {SECRET}", f"Cookie: {SECRET}; and more", f"curl -u me:{SECRET} https://h", f"--user=me:{SECRET}"),
+    *(f"CREATE USER me IDENTIFIED BY '{SECRET}'", f"ALTER USER me IDENTIFIED WITH x BY '{SECRET}' ACCOUNT UNLOCK"),
+    *(f"ALTER USER me IDENTIFIED BY PASSWORD '{SECRET}'", f"CREATE ROLE me LOGIN PASSWORD '{SECRET}'"),
+    *(f"{{'password': '{SECRET}', 'user': 'me'}}", f'x={{"password": "{SECRET}"}}', f'x "{{\\"token\\": \\"{SECRET}", "'),
+    *(f"x {{'name': 'password', 'value': '{SECRET}'}}", f"{{password: {SECRET}, user: me}}", f"user: me\npassword: {SECRET}"),
+    f"x:\n  - api_key: '{SECRET}' # here",
 ]
 
+SCHEMA = '{"type":"struct","fields":[{"name":"password","type":"string","nullable":true,"metadata":{}}]}'
 NO_SECRETS = [
     *(("url", "jdbc:postgresql://h:5432,h2:5432/d?user=a@b"), ("path", "hdfs://nn:8020/data/user@x"), ("path", "s3a://bucket/x")),
     *((name, "x") for name in ("key", "primaryKey", "kafka.key.serializer", "keyspace", "tokenizer", "user", "dbtable")),
@@ -37,5 +48,18 @@ NO_SECRETS = [
     *((name, 256) for name in ("spark.io.encryption.keySizeBits", "spark.authenticate.secretBitLength", "session.token.ttl")),
     *(("write.metadata.metrics.column.api_key", "none"), ("password_column", "pw"), ("path", "s3a://b/password=1/x")),
     *(("path", "/lake/token=abc/x"), ("path", "file:///a:b@c/d")),
+    *((name, "x") for name in ("shopping", "ping", "cookie_policy", "cookie.path", "webhook_id", "spin", "session_id")),
+    *((name, 512) for name in ("tokens", "max_new_tokens", "num_secrets", "n_api_keys")),
+    *(("anything", f"{url}@host/x") for url in ("ssh://user", "git+ssh://git", "hdfs://user", "abfs://box", "wasbs://box")),
+    *(
+        ("url", "https://h:8443/@x"),
+        ("anything", "docker run -u 1000:1000 x"),
+        ("anything", "--user me"),
+        ("anything", "tokens=5"),
+    ),
+    *(("anything", f"it says WHERE token = {it}") for it in ("1", "?", "%s", ":token", "$1")),
+    *(("anything", "WHERE token=?"), ("anything", "id BIGINT, password STRING"), ("anything", "{password: string}")),
+    *((name, SCHEMA) for name in ("schema", "avroSchema", "--schema")),
+    *(("anything", SCHEMA), ("anything", '{"password": {"type": "string"}}'), ("anything", "struct<password:string>")),
     *(("query", "SELECT * FROM orders WHERE id = 1"), ("fetchsize", 1000), ("max_tokens", 5), ("useCredentials", True)),
 ]

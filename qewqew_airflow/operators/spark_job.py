@@ -11,7 +11,8 @@ from typing import Any
 
 from qewqew_airflow.errors import SparkJobFailed
 from qewqew_core import BadArgument
-from qewqew_core.secrecy import hide, refuse_in_clear
+from qewqew_core.references import is_reference, refuse_in_clear
+from qewqew_core.secrecy import hide
 from qewqew_spark.jobs.output import Output, check_arguments
 
 # Parameters here that are arguments of the ready-made job, besides its outputs.
@@ -42,16 +43,22 @@ def check_job(outputs: Any, **arguments: Any) -> None:
         raise BadArgument(f"outputs cannot be written as JSON: {error}") from error
 
 
-def check_settings(conf: Any, arguments: Any, others: Mapping[str, Any]) -> None:
+def check_settings(conf: Any, ready_made: bool, arguments: Any, others: Mapping[str, Any]) -> None:
     """Raise `BadArgument` for a secret among Spark's settings, the arguments of another application, or what ``others`` say, such
-    as URLs of packages.
+    as URLs of packages; and for a setting that says where its value is, unless the job is the ready-made one, which looks there.
     """
-    refuse_in_clear("conf", conf if isinstance(conf, Mapping) else {})
+    settings = conf if isinstance(conf, Mapping) else {}
+    instead = "" if ready_made else "set it in your application, or name a file that has it in properties_file"
+    refuse_in_clear("conf", settings, instead)
+    if not ready_made:
+        for name in filter(lambda name: is_reference(settings[name]), settings):
+            raise BadArgument(f"conf: {name!r} says where its value is, but only the ready-made job looks there; {instead}")
     refuse_in_clear("submit", others, "give it to Spark or Ivy in a file that only the worker's user may read")
     words = [str(each) for each in arguments] if isinstance(arguments, (list, tuple)) else []
     for number, (before, word) in enumerate(zip(["", *words], words, strict=False)):
         named = before if before.startswith("-") and not word.startswith("-") else f"argument {number}"
-        refuse_in_clear("application_args", {named: word}, "pass it with env_vars or in a file")
+        for text in {named: word}, {f"argument {number}": f"{before} {word}"}:  # together, for `-u user:password`
+            refuse_in_clear("application_args", text, "pass it with env_vars or in a file")
 
 
 def conf_of(conf: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -39,7 +39,8 @@ from qewqew_airflow.shared.source import Source, Start
 from qewqew_core import BadArgument, Batch
 from qewqew_core.batch import published
 from qewqew_core.batch.store import store_of
-from qewqew_core.secrecy import refuse_in_clear, secrets_of
+from qewqew_core.references import refuse_in_clear
+from qewqew_core.secrecy import secrets_of
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -209,7 +210,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         except BaseException as error:  # AirflowTaskTimeout is a BaseException
             self._after_failure(context, hook, key, error)
             raise
-        self._result = {**numbers(batch), **leased.oldest, **masked(report)}
+        self._result = {**numbers(batch), **leased.oldest, **report}
         self._tell(context, batch, report)
         return self._result
 
@@ -251,7 +252,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     # Before the lease: check what can be checked, so that a wrong argument or worker leases nothing.
 
     def _check_job(self) -> None:
-        spark_job.check_settings(self.conf, self.application_args, self._texts())
+        spark_job.check_settings(self.conf, self._ready_made, self.application_args, self._texts())
         if not self._ready_made:
             for name in ("outputs", *spark_job.JOB_ARGUMENTS):
                 if getattr(self, name) is not None:
@@ -347,7 +348,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
                 raise failure from error
             finally:
                 self.log.info("::endgroup::")
-            report = spark_job.read_result(result)
+            report: dict[str, Any] = masked(spark_job.read_result(result))
         report.pop("batch", None)  # it is the batch_id
         self.log.info("Spark finished batch %s in %.1f s: %s", batch.id, time.monotonic() - start, json.dumps(report))
         return report

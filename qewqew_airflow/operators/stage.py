@@ -19,6 +19,7 @@ from qewqew_airflow.hooks.qewqew import TOPIC_SETTINGS, QewQewHook, check_settin
 from qewqew_airflow.keys import task_key
 from qewqew_airflow.links.qewqew import QewQewLink
 from qewqew_airflow.shared import locks, metrics
+from qewqew_airflow.shared.masking import hidden_in_errors
 from qewqew_airflow.shared.records import encode, lines, open_file, query, rows
 from qewqew_airflow.shared.source import Source, check_either
 from qewqew_core import BadArgument, BadRecord, Message
@@ -217,7 +218,7 @@ class QewQewStageOperator(BaseOperator):
 
     def _read_file(self) -> Iterator[Any]:
         read = rows if self._file_format() == "csv" else lines
-        with open_file(self.path, self.path_conn_id) as file:
+        with hidden_in_errors(str(self.path)), open_file(self.path, self.path_conn_id) as file:
             yield from read(file, str(self.path))
 
 

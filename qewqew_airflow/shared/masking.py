@@ -1,12 +1,14 @@
-"""What leaves a task, without secrets: reasons, notices, XComs, events and lineage."""
+"""What leaves a task, without secrets: reasons, notices, XComs, events and lineage, and errors of others about a URL."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from airflow.providers.common.compat.sdk import redact
 
+from qewqew_core.errors import QewQewError, StoreError
 from qewqew_core.secrecy import hide
 
 
@@ -20,3 +22,19 @@ def masked(value: Any) -> Any:
         case list() | tuple():
             return [masked(each) for each in value]
     return value
+
+
+@contextmanager
+def hidden_in_errors(url: str) -> Iterator[None]:
+    """Raise `StoreError` instead of an error that shows a secret of this URL, or has one in what it came from."""
+    try:
+        yield
+    except QewQewError:
+        raise
+    except Exception as error:
+        each: BaseException | None = error
+        while each is not None:
+            if hide(str(each), {"url": url}) != str(each):
+                raise StoreError(f"{type(error).__name__}: {hide(str(error), {'url': url})}", path=url) from None
+            each = each.__cause__ or each.__context__
+        raise

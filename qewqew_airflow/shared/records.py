@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 from uuid import UUID
 
 from qewqew_core import BadArgument, BadRecord
+from qewqew_core.secrecy import hide
 
 FETCHED = 1000  # rows that are in memory at once
 _logger = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ def rows(file: BinaryIO, path: str) -> Iterator[dict[str, str]]:
 
 def _say_blank(path: str, blank: int) -> None:
     if blank:
-        _logger.warning("%s: %s blank lines were left out", path, f"{blank:,}")
+        _logger.warning("%s: %s blank lines were left out", hide(path), f"{blank:,}")
 
 
 def query(conn_id: str, sql: str, parameters: Any) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from qewqew_core import secrecy
+from qewqew_core import references, secrecy
 from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.files import DISK, Files, check_regular, files_of, read_whole
 from qewqew_core.disk.opening import refusing
@@ -330,7 +330,8 @@ def local_path(path: str) -> str | None:
         host, slash, rest = rest[2:].partition("/")
         rest = slash + rest
         if host not in ("", "localhost") or not rest:
-            raise BadArgument(f"{path!r} is on host {host!r}; give an absolute path of this machine, such as file:///PATH")
+            shown = host.rpartition("@")[2]
+            raise BadArgument(f"{path!r} is on host {shown!r}; give an absolute path of this machine, such as file:///PATH")
     # Hadoop takes what follows file: literally, a proper URI escapes it.
     return rest if DISK.exists(rest) else unquote(rest)
 
@@ -358,7 +359,7 @@ def store_of(path: str, options: Mapping[str, Any] | None = None) -> Store:
             f"the {scheme} URL contains a password, which logs would show; pass it as an option or in the environment"
         )
     values = {name: _value(name, value) for name, value in (options or {}).items()}
-    return Remote(path.rstrip("/"), secrecy.resolved(values))
+    return Remote(path.rstrip("/"), references.resolved(values))
 
 
 def _value(name: str, value: Any) -> Any:

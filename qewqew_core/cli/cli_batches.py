@@ -30,7 +30,7 @@ from qewqew_core.cli.targets import (
 )
 from qewqew_core.cli.texts import counted, iso, short, sized
 from qewqew_core.errors import BatchConflict
-from qewqew_core.secrecy import refuse_in_clear
+from qewqew_core.references import refuse_in_clear
 from qewqew_core.tools.replaying import find
 from qewqew_core.tools.replaying import replay as replay_batch
 

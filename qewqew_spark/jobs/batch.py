@@ -33,7 +33,7 @@ from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 try:
-    from qewqew_core import secrecy
+    from qewqew_core import references, secrecy
     from qewqew_core.batch import manifest
     from qewqew_core.errors import BadArgument, Corrupt, QewQewError
     from qewqew_spark.data_source import register
@@ -93,7 +93,7 @@ def run(
         max_bad_records=max_bad_records,
         schema_evolution=schema_evolution,
     )
-    options = secrecy.resolved(read_options or {})
+    options = references.resolved(read_options or {})
     batches = batch_at(batch, options) if isinstance(batch, str) else batch
     sinks = [sink_of(spark, output, batches.manifests, schema_evolution) for output in outputs]
     if any(output.transform for output in outputs):  # which may read more; nothing else does by the format, and it takes a second
@@ -283,7 +283,7 @@ def arguments(argv: Sequence[str] | None = None, source: str = "batch") -> argpa
     if wrong := [name for name, equals, _ in pairs if not name or not equals]:
         raise BadArgument(f"argument --read-option: write it like NAME=VALUE, not {wrong[0]!r:.80}")
     found.read_options = {name: value for name, _, value in pairs}
-    secrecy.refuse_in_clear("argument --read-option", found.read_options)
+    references.refuse_in_clear("argument --read-option", found.read_options)
     if found.result is not None and not os.path.isdir(os.path.dirname(os.path.abspath(found.result))):
         raise BadArgument(f"the directory of the result file {found.result!r} does not exist")
     return found
@@ -329,8 +329,8 @@ def application(argv: Sequence[str] | None, source: str, job: Callable[..., dict
         nonlocal spark
         SparkContext.setSystemProperty("spark.app.name", f"qewqew {source}")  # before it, `SparkConf` knows no command line
         builder: SparkSession.Builder = SparkSession.builder.appName(f"qewqew {source}")
-        settings = {name: value for name, value in SparkConf().getAll() if secrecy.is_reference(value)}
-        spark = builder.config(map=secrecy.resolved(settings)).getOrCreate()
+        settings = {name: value for name, value in SparkConf().getAll() if references.is_reference(value)}
+        spark = builder.config(map=references.resolved(settings)).getOrCreate()
         _check_catalog(spark, found["outputs"])
         return spark
 

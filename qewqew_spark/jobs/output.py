@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from qewqew_core import secrecy
+from qewqew_core import references, secrecy
 from qewqew_core.errors import BadArgument
 from qewqew_spark.jobs.ddl import check_schema
 
@@ -67,7 +67,7 @@ class Output:
         if not isinstance(self.options, Mapping) or not all(map(_is_text, self.options)):
             raise BadArgument("output: 'options' must be an object of strings, numbers and booleans")
         for name, value in self.options.items():
-            if not isinstance(value, (str, int, float)) and not secrecy.is_reference(value):
+            if not isinstance(value, (str, int, float)) and not references.is_reference(value):
                 raise BadArgument(
                     f"output: the option {name!r} must be a string, a number, a boolean, "
                     'or {"env": "NAME"} or {"file": "PATH"}, from which the value is read'
@@ -128,12 +128,12 @@ class Output:
         if unknown := sorted(map(str, set(body) - set(names))):
             raise BadArgument(f"output: unknown field {', '.join(map(repr, unknown))}; the fields are {', '.join(names)}")
         output = cls(**body)
-        secrecy.refuse_in_clear("output", output.options)
+        references.refuse_in_clear("output", output.options)
         return output
 
     def resolved_options(self) -> dict[str, str | int | float | bool]:
         """The options with the values that they refer to; raises `BadArgument`, which names no value."""
-        return secrecy.resolved(self.options)
+        return references.resolved(self.options)
 
     @property
     def appends(self) -> bool:
@@ -181,7 +181,8 @@ def check_arguments(
         check_schema(schema)
     read_options = {} if read_options is None else read_options
     if not isinstance(read_options, Mapping) or not all(
-        isinstance(name, str) and (isinstance(value, str) or secrecy.is_reference(value)) for name, value in read_options.items()
+        isinstance(name, str) and (isinstance(value, str) or references.is_reference(value))
+        for name, value in read_options.items()
     ):
         raise BadArgument('read_options must be an object of strings, or of {"env": "NAME"} and {"file": "PATH"}')
     for name in read_options:
@@ -209,7 +210,7 @@ def check_arguments(
 
 def check_url(what: str, name: str, url: str) -> None:
     """Raise `BadArgument` for a URL with a secret in it, which logs and command lines would show."""
-    secrecy.refuse_in_clear(what, {name: url}, "take it out of the URL, and give it to the store's client or to Hadoop")
+    references.refuse_in_clear(what, {name: url}, "take it out of the URL, and give it to the store's client or to Hadoop")
 
 
 def _is_text(value: object) -> bool:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import traceback
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.providers.common.compat.sdk import mask_secret
+from airflow.providers.common.compat.sdk import AirflowFailException, mask_secret
 from airflow.sdk import Asset
 from secret_forms import IN_TEXT, NAMES, NO_SECRETS, SECRET
 
 from qewqew_airflow.assets.qewqew import write_counts
-from qewqew_airflow.notifications.qewqew import event_of
+from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.notifications.qewqew import QewQewNotifier, event_of
 from qewqew_airflow.operators import spark_job
 from qewqew_airflow.operators.spark_submit import TEXTS, QewQewSparkSubmitOperator
+from qewqew_airflow.operators.stage import QewQewStageOperator
+from qewqew_airflow.sensors.qewqew import QewQewSensor
 from qewqew_airflow.shared.lineage import of_queue, written_output, written_queue
 from qewqew_airflow.shared.masking import masked
-from qewqew_core import BadArgument, secrecy
+from qewqew_core import BadArgument, BadPath, StoreError
 from qewqew_spark.jobs.batch import arguments
 
 FORMS = [*((name, SECRET) for name in NAMES), *(("anything", text) for text in IN_TEXT), ("password", 424242)]
@@ -88,10 +92,9 @@ def test_a_master_has_no_secret(connect: Any) -> None:
 
 @pytest.mark.parametrize(("master", "refused"), [("yarn", True), ("local[1]", False)])
 def test_the_environment_of_a_job_is_refused_where_airflow_puts_it_on_the_command_line(
-    connect: Any, master: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+    connect: Any, master: str, refused: bool
 ) -> None:
     connect("spark_default", "spark", master)
-    monkeypatch.setattr(secrecy, "_read", set())  # by other tests
     for name, value in ("DB_PASSWORD", SECRET), ("DB_URL", IN_TEXT[0]):
         submit = operator(outputs=[{"path": "/o"}], env_vars={name: value})
         if refused:
@@ -103,6 +106,63 @@ def test_the_environment_of_a_job_is_refused_where_airflow_puts_it_on_the_comman
             assert SECRET not in " ".join(line_of(submit))
     if not refused:  # Airflow has been told what it is
         assert masked(f"the server said {SECRET}") == "the server said ***"
+
+
+URLS = [
+    f"https://u:{SECRET}@h/q",
+    f"https://{SECRET}@h/q",
+    f"https://h/q?token={SECRET}",
+    f"s3://K:{SECRET}@b/q",
+    f"sftp://h?sig={SECRET}",
+]
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_a_secret_of_a_url_is_in_no_error_of_a_task(url: str, connect: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A user gives a URL where a directory, a name or a file belongs."""
+    ti = SimpleNamespace(dag_id="d", run_id="r", state="failed", task_id="t", map_index=-1, try_number=1, max_tries=0)
+    context: Any = {"ti": ti, "run_id": "r"}
+    for host, name in ((url, "orders"), (f"/{url}", "orders"), ("/tmp", url)):
+        connect("qewqew_default", "qewqew", host)
+        hook = QewQewHook()
+        tries = [
+            lambda hook=hook, name=name: hook.path(name),
+            lambda name=name: QewQewStageOperator(task_id="t", queue_name=name, records=[1]).execute(context),
+            lambda name=name: QewQewSensor(task_id="t", queue_name=name).execute(context),
+            lambda name=name: QewQewNotifier(queue_name=name).notify(context),
+        ]
+        for each in tries:
+            with pytest.raises((BadPath, AirflowFailException)) as caught:
+                each()
+            assert SECRET not in f"{caught.value} {caught.value.__cause__} {caplog.text}"
+        assert SECRET not in hook.test_connection()[1]
+    with pytest.raises(BadArgument, match="the format of") as unknown:
+        QewQewStageOperator(task_id="t", queue_name="orders", path=url)
+    assert SECRET not in str(unknown.value)
+
+
+@pytest.mark.parametrize("path", [f"memory://u:{SECRET}@h/x", f"unknown://h/q?token={SECRET}"])
+def test_a_secret_of_a_url_is_in_no_error_of_who_reads_it(path: str) -> None:
+    operator = QewQewStageOperator(task_id="t", queue_name="orders", path=path, format="csv")
+    with pytest.raises((StoreError, ValueError)) as caught:
+        [*operator._read_file()]
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_setting_of_another_application_is_no_reference() -> None:
+    for reference in {"env": "X"}, '{"file": "/run/secrets/x"}':
+        with pytest.raises(BadArgument, match=r"conf: 'spark.x' says where its value is, .* properties_file"):
+            operator(application="mine.py", conf={"spark.x": reference})
+    operator(application="mine.py", conf={"spark.x": "1"}, application_args=["{manifest}", "tokens=5", "--max-tokens", "512"])
+
+
+@pytest.mark.parametrize(
+    "words", [["-u", f"me:{SECRET}"], ["--user", f"me:{SECRET}"], ["--pin", "1234"], [f"password: {SECRET}"]]
+)
+def test_a_login_is_no_argument_of_an_application(words: list[str]) -> None:
+    with pytest.raises(BadArgument, match="in clear text") as caught:
+        operator(application="mine.py", application_args=["{manifest}", *words])
+    assert SECRET not in str(caught.value)
 
 
 def test_what_leaves_a_task_has_no_secret() -> None:

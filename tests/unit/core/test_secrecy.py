@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import pickle
 import time
 
 import pytest
 from commands import run
 from secret_forms import IN_TEXT, NAMES, NO_SECRETS, SECRET
 
-from qewqew_core import BadArgument
-from qewqew_core.secrecy import hide, is_reference, refuse_in_clear, resolved, secrets_of
+from qewqew_core import BadArgument, BadPath, Corrupt, Locked
+from qewqew_core.references import is_reference, refuse_in_clear, resolved
+from qewqew_core.secrecy import hide, secrets_of
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -31,6 +33,7 @@ def test_a_secret_is_found_in_urls_and_texts(text):
     assert [*secrets_of("anything", text)] == [SECRET]
     assert hide(f"cannot connect to {text}") == f"cannot connect to {text.replace(SECRET, '…')}"
     assert hide(hide(text)) == hide(text)
+    assert hide(f"{hide(text)} or not") == f"{hide(text)} or not"
     with pytest.raises(BadArgument, match="'anything' has a password or another secret in clear text") as caught:
         refuse_in_clear("output", {"anything": text})
     assert SECRET not in str(caught.value)
@@ -43,7 +46,27 @@ def test_what_is_none_is_taken_and_shown(name, value):
 
 
 @pytest.mark.parametrize(
-    "part", ["a=", "a", "//a:b", "//a:", "password='", "pwd=", "-----BEGIN ", " = ", "jdbc:oracle:x:", "jdbc:oracle:x:a/", "%"]
+    "part",
+    [
+        "a=",
+        "a",
+        "//a:b",
+        "//a:",
+        "password='",
+        "pwd=",
+        "-----BEGIN ",
+        " = ",
+        "jdbc:oracle:x:",
+        "jdbc:oracle:x:a/",
+        "%",
+        "a:/",
+        "https://",
+        "-u a:",
+        "\n- a: ",
+        "'a': ",
+        "identified by ",
+        "cookie:",
+    ],
 )
 def test_a_long_text_is_searched_in_proportion_to_its_length(part):
     def seconds(length):
@@ -71,6 +94,40 @@ def test_what_was_read_for_a_reference_is_hidden_from_then_on(tmp_path, monkeypa
     monkeypatch.delenv("DB_URL")
     with pytest.raises(BadArgument, match="'url' refers to the environment variable 'DB_URL', which is not set"):
         resolved(options)
+
+
+def test_what_a_reference_gave_is_hidden_whatever_its_option_is_called(tmp_path, monkeypatch):
+    (tmp_path / "lines").write_text("first line\nsecond one\r\nend\n")
+    given = {
+        "region": "us",
+        "strict": "false",
+        "n": "1",
+        "fetchsize": "1000",
+        "innocent": "hunter2",
+        "pin": "12",
+        "url": "hush-hush",
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name.upper(), value)
+    resolved({name: {"env": name.upper()} for name in given} | {"x": {"file": str(tmp_path / "lines")}})
+    shown = "us 1 1000 false end hunter22 xhunter2 123"  # too short to be a secret, or only a part of a word
+    assert hide(shown) == shown
+    assert hide("(hunter2) 12 hush-hush/x") == "(…) … …/x"
+    assert hide("first line second one") == "… …"
+    assert "hunter2" not in str(BadPath("cannot reach 'hunter2'", path="/x/hunter2/y"))
+
+
+@pytest.mark.parametrize("text", IN_TEXT)
+def test_no_error_has_a_secret(text):
+    for error in BadPath(f"cannot use {text}"), Locked("used", path=text), Corrupt("wrong", path=f"{text}", offset=1):
+        assert SECRET not in str(error)
+        assert SECRET not in error.what
+        assert SECRET not in str(pickle.loads(pickle.dumps(error)))  # noqa: S301
+
+
+def test_a_pair_of_a_name_and_a_value_is_found_in_json():
+    for name in "name", "key":
+        assert [*secrets_of("x", [{name: "password", "value": SECRET}, {name: "user", "value": "me"}])] == [SECRET]
 
 
 @pytest.mark.parametrize(
