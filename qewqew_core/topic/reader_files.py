@@ -7,6 +7,7 @@ The reader exists as long as ``reader/R.rdx`` does. The log, the lock file with 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Iterator
@@ -63,22 +64,31 @@ def is_in_use(files: Files, stem: str) -> bool:
     return False
 
 
+def stranger(files: Files, directory: str, name: str) -> BadPath | None:
+    """What is wrong if others have put something in the place of the .rdx: that is not a reader of ours."""
+    rdx = rdx_of(directory, name)
+    try:
+        with opening(rdx, "reader"), contextlib.suppress(FileNotFoundError), Descriptors([files.open_to_read(rdx)]):
+            return None
+    except BadPath as error:
+        return error
+    return None
+
+
 @contextlib.contextmanager
 def passing_foreign(files: Files, directory: str, name: str) -> Iterator[None]:
-    """Let the block fail if others have put something in the place of the .rdx: that is not a reader of ours. It is named in
-    the log, and stops nobody.
-    """
+    """Let the block fail if there is a `stranger`. It is named in the log, once, and stops nobody."""
     try:
         yield
     except OSError:
-        rdx = rdx_of(directory, name)
-        try:
-            with opening(rdx, "reader"), contextlib.suppress(FileNotFoundError), Descriptors([files.open_to_read(rdx)]):
-                pass
-        except BadPath as error:
-            _logger.warning("%s", error)
-        else:
+        if (strange := stranger(files, directory, name)) is None:
             raise
+        _name_once(str(strange))
+
+
+@functools.lru_cache(1000)
+def _name_once(said: str) -> None:
+    _logger.warning("%s", said)
 
 
 def is_temporary(files: Files, directory: str, name: str) -> bool:

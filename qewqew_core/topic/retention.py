@@ -10,6 +10,7 @@ from qewqew_core.disk.files import Files
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry
 from qewqew_core.topic import reader_inspection
+from qewqew_core.topic.reader_files import passing_foreign
 from qewqew_core.topic.reader_state import Range, ReaderState
 from qewqew_core.topic.topic_inspection import all_readers
 from qewqew_core.topic.view import View
@@ -65,7 +66,7 @@ def _held(files: Files, view: View, index: zbus.Index, rules: Rules) -> tuple[in
     hold = end
     committed, found = end, False
     for name in all_readers(files, view.directory):
-        state = reader_inspection.effective_state(files, view, name) or reader_inspection.look(files, view.directory, name)
+        state = _state_of(files, view, name)
         if state is None:  # it was deleted since
             continue
         found, (block, offset, _) = True, state.committed_position()
@@ -77,6 +78,16 @@ def _held(files: Files, view: View, index: zbus.Index, rules: Rules) -> tuple[in
         else:
             hold = min([hold, *(min(ranges).start.block for ranges in _living(state))])
     return hold, committed if found else index.start
+
+
+def _state_of(files: Files, view: View, name: str) -> ReaderState | None:
+    """Also of a reader in the place of whose .rdx others have put something: by its log, without which it is not one of ours."""
+    state = None
+    with passing_foreign(files, view.directory, name):
+        state = reader_inspection.effective_state(files, view, name)
+    with passing_foreign(files, view.directory, name):
+        state = state or reader_inspection.look(files, view.directory, name)
+    return state
 
 
 def _living(state: ReaderState) -> list[list[Range]]:

@@ -55,7 +55,7 @@ def inspect_topic(path: str | os.PathLike[str]) -> tuple[TopicStats, dict[str, R
 
 
 def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderState]]:
-    """Counts and sizes, and the readers by name."""
+    """Counts and sizes, and the readers by name, without what others have put in the place of one."""
     for _ in range(20):  # until the writer does not change it in between
         index = view.index()
         entries = view.entries(index)
@@ -68,9 +68,10 @@ def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderStat
     count = index.number - oldest.number
     readers = {}
     for name in names_of_readers(files, view.directory):
-        state = reader_inspection.effective_state(files, view, name)
-        if state is not None:  # else it was deleted since
-            readers[name] = state
+        with reader_files.passing_foreign(files, view.directory, name):
+            state = reader_inspection.effective_state(files, view, name)
+            if state is not None:  # else it was deleted since
+                readers[name] = state
     committed = {name: state.committed_position() for name, state in readers.items()}
     on_disk = files.status(view.path).st_blocks * 512
     for entry in entries:

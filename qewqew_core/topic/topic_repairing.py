@@ -37,7 +37,7 @@ from qewqew_core.limits import now_ms
 from qewqew_core.topic import reader_log, topic_log, topic_paths, witness
 from qewqew_core.topic.index_repair import IndexRepair, whole_messages
 from qewqew_core.topic.manifest_repair import BatchRepair
-from qewqew_core.topic.reader_files import make_rdx, withdraw_witness
+from qewqew_core.topic.reader_files import make_rdx, stranger, withdraw_witness
 from qewqew_core.topic.reader_inspection import missing_rdx, place_of_rdx, seal_of, short_rdx
 from qewqew_core.topic.reader_placing import Places, store
 from qewqew_core.topic.reader_state import ReaderState
@@ -207,7 +207,7 @@ class _Repair:
         """Step 5. Readers without a log go back to the first block whose number is a guess."""
         if (guessed := self.index.guessed) is None:
             return
-        for name in all_readers(self.files, self.path):
+        for name in self._readers_of_ours():
             path = topic_paths.rdx_of(self.path, name)
             rdx = self.read(path)
             if rdx is None or len(rdx) < zbus.READER_SIZE or self._known_state(name) is not None:
@@ -228,7 +228,7 @@ class _Repair:
         """
         with contextlib.closing(View(self.files, self.path, self.dialect)) as view:
             found = Places(view)
-            for name in all_readers(self.files, self.path):
+            for name in self._readers_of_ours():
                 state, path = self._known_state(name), topic_paths.rdx_of(self.path, name)
                 if state is not None and found.correct(state):
                     self._store(name, state)
@@ -236,10 +236,18 @@ class _Repair:
                     what = f"blocks have other numbers now; the reader goes on at message {number}, at {offset} of block {block}"
                     self.report.damage.append(Damage(path, 0, None, 0, what))
 
+    def _readers_of_ours(self) -> list[str]:
+        """Without what others have put in the place of one, which the report names and leaves where it is."""
+        strange = {name: stranger(self.files, self.path, name) for name in all_readers(self.files, self.path)}
+        for error in filter(None, strange.values()):
+            if str(error) not in self.report.notes:
+                self.report.notes.append(str(error))
+        return [name for name, error in strange.items() if error is None]
+
     def readers(self) -> None:
         """Step 1 for readers, and step 6."""
         with contextlib.closing(View(self.files, self.path, self.dialect)) as view:
-            for name in all_readers(self.files, self.path):
+            for name in self._readers_of_ours():
                 self._reader(view, name)
                 self._batches(view, name)
 

@@ -10,6 +10,7 @@ from qewqew_core.batch import places
 from qewqew_core.batch.reports import Report
 from qewqew_core.batch.segments import read_batch
 from qewqew_core.disk.files import Files
+from qewqew_core.disk.opening import opening
 from qewqew_core.errors import Corrupt, QewQewError
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD
@@ -88,7 +89,8 @@ def verify_block(
 
 def _verify_reader(files: Files, view: View, name: str, report: Report) -> None:
     with report.noting():
-        state = reader_inspection.effective_state(files, view, name)
+        with opening(rdx_of(view.directory, name), "reader"):
+            state = reader_inspection.effective_state(files, view, name)
         for batch in state.with_history() if state is not None else []:
             report.batches += 1
             with report.noting():

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import shutil
 import socket
 import time
@@ -606,6 +607,45 @@ def test_what_is_no_reader_of_ours_is_named_and_keeps_nobody_from_appending(
 
     as_user(plant, path, OTHER)
     as_user(use, path, USER)
+
+
+@as_root
+@pytest.mark.parametrize("kind", PLANTED)
+def test_what_is_no_reader_of_ours_is_named_and_hides_no_other(kind: str, shared: Path) -> None:
+    """From who looks, repairs, removes old messages or deletes a reader."""
+    aside, path = precious(shared / "aside"), shared / "s"
+    (aside / "empty").touch()
+
+    def make(path: Path) -> None:
+        with Topic(path, block_size=2000) as topic, topic.reader("good") as reader:
+            for _ in range(3):
+                topic.append_many([b"x" * 100] * 20)
+            reader.commit(*reader.read_many(100))
+
+    as_user(make, path, USER)
+    for directory in (path, *(path / name for name in topic_paths.DIRECTORIES)):
+        directory.chmod(0o777)
+    evil = path / "reader" / "evil.rdx"
+
+    def use(path: Path) -> None:
+        logging.basicConfig(filename=path.parent / "told", force=True)
+        with Topic(path) as topic:
+            for _ in range(2):
+                assert topic.stats().readers == {"good": 0}
+            assert any(str(evil) in problem for problem in topic.verify().problems)
+        assert (path.parent / "told").read_text().count(str(evil)) == 1
+        assert len([note for note in repair_topic(path).notes if str(evil) in note]) == 1
+        with Topic(path, delete_committed=True) as topic:
+            assert topic.trim()
+            with pytest.raises(BadPath, match=re.escape(str(evil))):
+                topic.delete_reader("evil")
+            topic.delete_reader("good")
+
+    as_user(lambda path: PLANTED[kind](evil, aside), path, OTHER)
+    found = content(aside)
+    as_user(use, path, USER)
+    assert os.path.lexists(evil)
+    assert content(aside) == found
 
 
 def length(path: Path) -> int:
