@@ -73,6 +73,15 @@ def check_group(group: object) -> int:
     return number
 
 
+def is_outsider(user: int, group: int) -> bool:
+    """Whether this machine knows that the user is not in the group. Root may do everything anyway."""
+    try:
+        known, members = pwd.getpwuid(user), grp.getgrgid(group).gr_mem
+    except KeyError:  # a container, for example, need not have them
+        return False
+    return user not in (0, os.geteuid()) and known.pw_gid != group and known.pw_name not in members
+
+
 def user_name(user: int) -> str:
     """A user as people know them."""
     try:

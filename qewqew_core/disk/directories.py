@@ -19,6 +19,7 @@ from functools import partial
 from threading import get_ident
 from typing import Any, TypeVar
 
+from qewqew_core.arguments import is_outsider
 from qewqew_core.disk.descriptors import Closes, Descriptors, close_each
 
 T = TypeVar("T")
@@ -112,6 +113,7 @@ class Directories:
         self._kept, me = kept, os.geteuid()
         if self.group is not None:
             self._is_shared = True
+            self._check_owner_of(status, self.group)
             self._check_store()
             return
         is_others = me != 0 and status.st_uid not in (me, 0)
@@ -123,7 +125,13 @@ class Directories:
             if is_foreign:
                 raise Foreign(self._base, None)
         if self._is_of is not None:
+            self._check_owner_of(status, self._is_of)
             self._check_store()
+
+    def _check_owner_of(self, status: os.stat_result, group: int) -> None:
+        """Whose the directory of a group is may make files of that group in it."""
+        if is_outsider(status.st_uid, group):
+            raise Foreign(self._base, group)
 
     def _check_store(self) -> None:
         """Before anything is made that would lock the others out, or us."""

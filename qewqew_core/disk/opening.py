@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from qewqew_core.arguments import group_name, user_name
+from qewqew_core.arguments import group_name, is_outsider, user_name
 from qewqew_core.disk.directories import FOR_GROUP, Foreign, is_for_group
 from qewqew_core.disk.files import DISK
 from qewqew_core.disk.reserve import FULL
@@ -31,6 +31,8 @@ _OF_THE_PATH = {
     errno.EOPNOTSUPP: "Choose another file system, best a local one",
     errno.ENOSYS: "Choose another file system, best a local one",
 }
+# The mount is gone, or what it leads to. EIO may also be the disk.
+_NO_ANSWER = (errno.EIO, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV)
 _OF_THE_PROCESS = {
     errno.EMFILE: "close files that are open, or raise the limit (ulimit -n)",
     errno.ENFILE: "close files that are open, or raise the limit of the machine (fs.file-max)",
@@ -137,6 +139,8 @@ def _named(error: OSError, path: str, what: str, again: str) -> QewQewError:
     if error.errno in _OF_THE_PATH:
         return BadPath(f"the {what} cannot be used: {said}. {_OF_THE_PATH[error.errno]}", path=where)
     advice = f"check the disk and the system's log, then {again}"
+    if error.errno in _NO_ANSWER:
+        said, advice = f"its file system does not answer ({said})", f"mount it again, or {advice}"
     return Broken(f"the {what} cannot be used: {said}. Nothing was stored; {advice}", path=where)
 
 
@@ -168,6 +172,12 @@ def _whose(path: str, what: str, group: int | None) -> str:
         return f"something that belonged to another user was in the way of a file of the {what}. Nothing was changed; try again"
     owner, mode, me = user_name(status.st_uid), f"mode {status.st_mode & 0o7777:04o}", user_name(os.geteuid())
     has, found = group_name(status.st_gid), _in_the_way(path)
+    if group is not None and is_for_group(status, group) and is_outsider(status.st_uid, group):
+        return (
+            f"{found} that belongs to {owner}, who is not in the group {has} (getent group) and could make files of it here, "
+            f"cannot be the home of a {what} that this group shares. Nothing was changed; if it is right here, let root have it "
+            f"(chown root {path}), or add the user (gpasswd -a USER GROUP); else move it away"
+        )
     if group is not None:
         wanted, kind = group_name(group), stat.S_IFMT(status.st_mode)
         change = f"chgrp {wanted} {path}; chmod {FOR_GROUP[kind == stat.S_IFDIR]:o} {path}"

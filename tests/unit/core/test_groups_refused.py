@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grp
 import os
+import pwd
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -29,11 +30,12 @@ from test_groups import (  # noqa: F401 - fixtures
     use_queue,
     use_topic,
 )
-from test_owners import as_root, as_user
+from test_owners import as_root, as_user, directory_of
 from test_planted import NAMES, QUEUE
 
-from qewqew_core import BadArgument, BadPath, Batch, QewQewError, Queue, Stage, Topic, repair, repair_topic
+from qewqew_core import BadArgument, BadPath, Batch, QewQewError, Queue, Stage, Topic, inspect, repair, repair_topic
 from qewqew_core.batch.places import DAMAGED
+from qewqew_core.topic.topic_inspection import inspect_topic
 
 pytestmark = as_root
 
@@ -160,6 +162,38 @@ def test_a_directory_that_is_not_the_groups_is_refused_with_what_to_do(store: st
 
     as_member(use, home / "s")
     assert not [*place.iterdir()]
+
+
+@pytest.mark.parametrize("is_member", [False, True])
+@pytest.mark.parametrize("store", ["queue", "stage", "topic"])
+def test_a_directory_of_who_is_not_in_the_group_is_refused(store: str, is_member: bool) -> None:
+    """Its owner can make files of the group in it, and the mode alone does not tell."""
+    owner = next(user for user in pwd.getpwall() if user.pw_uid and user.pw_gid)
+    groups = (group.gr_gid for group in grp.getgrall() if group.gr_gid != owner.pw_gid and owner.pw_name not in group.gr_mem)
+    group = owner.pw_gid if is_member else next(filter(None, groups))
+    with directory_of(owner.pw_uid, 0o755) as home:
+        place = home / "s" if store == "topic" else home
+        place.mkdir(exist_ok=True)
+        os.chown(place, owner.pw_uid, group)
+        place.chmod(0o2770)
+
+        def use(path: Path) -> None:
+            told = tried(store, path, group=str(group))
+            if is_member:
+                assert not told
+                return
+            who = f"{owner.pw_name} ({owner.pw_uid}), who is not in the group {grp.getgrgid(group).gr_name} (getent group)"
+            assert told.startswith(f"{place}: a directory that belongs to {who}")
+            assert f"chown root {place}" in told
+            with pytest.raises(BadPath, match="who is not in the group"):
+                (inspect_topic if store == "topic" else inspect)(path)
+
+        as_user(use, home / "s", ONE, [group])
+        assert is_member or not [*place.iterdir()]
+        if not is_member:
+            os.chown(place, 0, group)
+            is_member = True
+            as_user(use, home / "s", ONE, [group])
 
 
 @pytest.mark.parametrize("user", [ONE, OTHER, 0])
