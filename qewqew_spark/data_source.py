@@ -23,6 +23,8 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from qewqew_core.batch import manifest, store
+from qewqew_core.disk.files import DISK
+from qewqew_core.disk.opening import opening
 from qewqew_core.errors import BadArgument, BadManifest
 from qewqew_core.queue import paths
 from qewqew_spark.options import Options, local_path
@@ -36,7 +38,11 @@ if TYPE_CHECKING:
 
 def kind_of(path: str) -> str:
     """Whether ``path``, from `local_path`, is a "batch", a "queue" or a "topic"; raises `BadManifest` if it is nothing."""
-    if store.local_path(path) is None or os.path.isfile(os.path.join(path, manifest.MANIFEST)) or path.endswith(".json"):
+    if store.local_path(path) is None:
+        return "batch"
+    with opening(path, "directory"):  # what does not answer does not pass for nothing
+        DISK.exists(path)
+    if os.path.isfile(os.path.join(path, manifest.MANIFEST)) or path.endswith(".json"):
         return "batch"
     directory, name = os.path.split(path)
     if os.path.isdir(path):

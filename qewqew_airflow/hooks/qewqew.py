@@ -14,7 +14,9 @@ from airflow.utils.net import get_hostname
 from qewqew_airflow.arguments import choice, seconds, whole
 from qewqew_airflow.errors import WrongConnection, WrongHost
 from qewqew_core import BadArgument, BadPath, Queue, QueueStats, Topic, inspect, inspect_reader
+from qewqew_core.disk.files import DISK
 from qewqew_core.disk.journal import MOST_LOG_BYTES
+from qewqew_core.disk.opening import opening
 from qewqew_core.formats.chunk import MAX_CHUNK_SIZE, MIN_CHUNK_SIZE
 from qewqew_core.formats.zbus import LARGEST_BLOCK
 from qewqew_core.tools.listing import Kind
@@ -122,8 +124,8 @@ class QewQewHook(BaseHook):
         return connection
 
     def directory(self) -> str:
-        """The connection's directory, with links resolved. Raises `BadPath` unless it is a directory that can be read, and
-        `WrongHost` if it is on another host.
+        """The connection's directory, with links resolved. Raises `BadPath` unless it is a directory that can be read,
+        `Broken` if its file system does not answer, and `WrongHost` if it is on another host.
 
         It is never created. A missing directory is usually a missing mount, and a new queue beside the real one would split
         the records.
@@ -186,13 +188,15 @@ class QewQewHook(BaseHook):
             )
 
     def _check_directory(self, directory: str) -> None:
-        if os.path.exists(directory) and not os.path.isdir(directory):
+        with opening(directory, f"directory of connection {self.qewqew_conn_id!r}", "try again"):
+            is_there, is_directory = DISK.exists(directory), DISK.is_directory(directory, follow=True)
+        if is_there and not is_directory:
             raise BadPath(
                 f"connection {self.qewqew_conn_id!r} needs a directory, but this is a file; give the directory of the "
                 "queues, not one of them",
                 path=directory,
             )
-        if not os.path.isdir(directory):
+        if not is_directory:
             raise BadPath(
                 f"connection {self.qewqew_conn_id!r} needs this directory, but it does not exist on this worker; "
                 f"mount it, or create it for the user of the workers: mkdir -p -m 700 {directory}",

@@ -35,6 +35,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qewqew_airflow.hooks.qewqew import QewQewHook
@@ -148,6 +149,13 @@ async def _failed(request: Request, error: QewQewError) -> JSONResponse:
 def _without_samples(_: Request, error: sqlite3.Error) -> JSONResponse:
     _logger.warning("%s cannot be read: %s", _samples.path, error)
     return JSONResponse({"detail": "the data of the plots cannot be read now; see the log of the API server"}, 503)
+
+
+@app.exception_handler(ClientDisconnect)
+async def _gone(request: Request, _: ClientDisconnect) -> Response:
+    """The browser has gone in the middle of its request: nothing was done, and nobody gets this answer."""
+    _logger.debug("%s %s was broken off by the client", request.method, request.url.path)
+    return Response(status_code=499)
 
 
 @app.exception_handler(Exception)

@@ -127,4 +127,6 @@ class Source:
         return self._has_reader(hook) if self.topic is not None else bool(self.inspect(hook).leased)
 
     def _has_reader(self, hook: QewQewHook) -> bool:
-        return os.path.exists(rdx_of(self.path(hook), str(self.reader)))
+        path = self.path(hook)
+        with opening(path, "topic"):
+            return DISK.exists(rdx_of(path, str(self.reader)))

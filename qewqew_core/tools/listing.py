@@ -31,14 +31,15 @@ class Kind(enum.StrEnum):
 def kind_of(path: str) -> Kind | None:
     """What is at a path, whole or damaged; None for nothing, or a directory that is not a topic.
 
-    Any other file counts as a queue; opening it says what is wrong with it. Raises `BadPath` without permission to look.
+    Any other file counts as a queue; opening it says what is wrong with it. Raises `BadPath` without permission to look, and
+    `Broken` if the file system does not answer.
     """
     full = os.path.abspath(path)
-    if os.path.isdir(full):
-        return Kind.TOPIC if is_topic(full) else None
-    if any(os.path.lexists(full + suffix) for suffix in ("", *_REMAINS)):
-        return Kind.QUEUE
     with opening(full, "directory"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if DISK.is_directory(full, follow=True):
+            return Kind.TOPIC if is_topic(full) else None
+        if any(DISK.exists(full + suffix) for suffix in ("", *_REMAINS)):
+            return Kind.QUEUE
         if paths.chunk_ids(full, os.listdir(os.path.dirname(full))):
             return Kind.QUEUE
     return None

@@ -30,6 +30,8 @@ from pyspark.sql.types import StructType
 from qewqew_core import arguments
 from qewqew_core.batch.store import Local, Remote, Store, store_of
 from qewqew_core.crc import crc32
+from qewqew_core.disk.files import DISK
+from qewqew_core.disk.opening import opening
 from qewqew_core.errors import BadArgument, BadPath, Corrupt, DiskFull
 from qewqew_core.formats import chunk, zbus
 from qewqew_core.formats.zbus import Message
@@ -100,7 +102,7 @@ class Sink:
         first = next(parts, None)
         if first is None:
             return staged
-        if isinstance(store, Local) and not os.path.isdir(home):
+        if isinstance(store, Local) and not _is_directory(home):
             raise BadPath(f"a task cannot stage its records here, because it finds no such directory; {_SHARED}", path=home)
         try:
             store.write(staged.file, chain([first], parts))
@@ -279,9 +281,14 @@ def sink_of(options: Options, schema: StructType, what: str, more: set[str]) -> 
     sink = Sink(kind, path, settings, largest, f"{home}/{os.path.basename(path)}.staging-", options.under("fs."))
     store = sink.store("")
     store.check()
-    if isinstance(store, Local) and not os.path.isdir(home):
+    if isinstance(store, Local) and not _is_directory(home):
         raise BadPath("the directory to stage records in does not exist; make it, or set another stagingPath", path=home)
     return sink
+
+
+def _is_directory(path: str) -> bool:
+    with opening(path, "directory to stage records in", "try again"):
+        return DISK.is_directory(path, follow=True)
 
 
 _SHARED = "set the option stagingPath to a directory, or a URL of an object store, that the driver and all executors share"

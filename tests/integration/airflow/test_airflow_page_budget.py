@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import shutil
 import stat
@@ -197,8 +198,9 @@ def test_what_took_long_to_read_is_kept_as_long(directory: Path, client: Login, 
 class Sent:
     """A request body of which more comes whenever it is asked for, as the server hands it to the application."""
 
-    def __init__(self, announced: int | None) -> None:
-        self.announced, self.read = announced, 0
+    def __init__(self, announced: int | None, most: int | None = None) -> None:
+        """``most``: after so many bytes the browser is gone."""
+        self.announced, self.read, self.most = announced, 0, most
 
     async def post(self, application: Any, token: str) -> tuple[int, dict[str, Any]]:
         headers = {"Content-Type": "application/json", "Host": "testserver", "Authorization": f"Bearer {token}", **FROM_THE_PAGE}
@@ -215,8 +217,10 @@ class Sent:
         async def receive() -> dict[str, Any]:
             if self.read > 100 << 20:
                 raise AssertionError("all of it is read")
+            if self.most is not None and self.read >= self.most:
+                return {"type": "http.disconnect"}
             self.read += 1 << 16
-            return {"type": "http.request", "body": b"[" * (1 << 16), "more_body": True}
+            return {"type": "http.request", "body": b"[" * (self.most or 1 << 16), "more_body": True}
 
         async def send(message: dict[str, Any]) -> None:
             answers.append(message)
@@ -238,6 +242,18 @@ def test_a_body_that_is_too_large_is_refused_and_not_read(
             assert (status, headers["connection"]) == (413, "close")
         assert status in (403, 413)
         assert sent.read <= (1 << 16 if announced is None else 0)
+
+
+@pytest.mark.parametrize("teams", [False, True])
+def test_a_request_that_the_browser_breaks_off_is_no_error(
+    teams: bool, application: Any, client: Login, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__MULTI_TEAM", str(teams))
+    status, _ = asyncio.run(
+        Sent(None, most=10).post(application, client("op").cookies["_token"])
+    )  # a server would log what is raised
+    assert status == 499
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
 # What errors tell

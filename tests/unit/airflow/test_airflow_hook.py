@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ import pytest
 
 from qewqew_airflow.errors import WrongConnection
 from qewqew_airflow.hooks.qewqew import QewQewHook
-from qewqew_core import BadArgument, BadPath, Message
-from qewqew_core.tools.listing import Kind
+from qewqew_core import BadArgument, BadPath, Broken, Message
+from qewqew_core.tools.listing import Kind, kind_of
 
 Connect = Callable[..., None]
 
@@ -38,6 +40,30 @@ def test_a_name_that_is_none_or_leaves_the_directory_is_refused(directory: Path,
     with pytest.raises(BadPath, match="is not the name of a queue"):
         QewQewHook().path(name)
     assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [errno.ENOTCONN, errno.EIO, errno.ESTALE], ids=errno.errorcode.get)
+def test_a_mount_that_does_not_answer_is_no_missing_directory(
+    error: int, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a mount that is gone, or whose server is: nobody is to make another directory there."""
+    answer = os.stat
+
+    def ask(path: Any, *more: Any, **named: Any) -> os.stat_result:
+        if path == str(directory):
+            raise OSError(error, os.strerror(error), path)
+        return answer(path, *more, **named)
+
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "stat", ask)
+        hook = QewQewHook()
+        said = rf"its file system does not answer \({os.strerror(error)}\).* mount it again"
+        for look in hook.directory, partial(hook.path, "orders"), partial(kind_of, str(directory)):
+            with pytest.raises(Broken, match=said) as caught:
+                look()
+            assert "mkdir" not in str(caught.value)
+        assert not hook.test_connection()[0]
+    assert hook.directory() == str(directory)
 
 
 def test_a_directory_that_is_a_link_out_is_refused(directory: Path, tmp_path: Path) -> None:
