@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from commands import run
+from stride import swept
 from test_groups import (  # noqa: F401 - fixtures
     GROUP,
     ONE,
@@ -106,7 +107,7 @@ UNUSED = ".30001", DAMAGED  # a new queue takes another number; only repairs set
 @pytest.mark.parametrize("planted", PLANTED)
 @pytest.mark.parametrize(
     ("store", "name", "is_directory"),
-    [*NAMES, *(("stage", name, is_directory) for name, is_directory in QUEUE)],
+    swept([*NAMES, *(("stage", name, is_directory) for name, is_directory in QUEUE)], quick=3),
     ids=lambda value: str(value),
 )
 def test_what_has_another_mode_or_group_is_refused_by_name(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from damage import tree
+from stride import swept
 from test_owners import USER, as_root, as_user, directory_of, queue_once, sessions, stage_once, topic_once
 from test_planted import QUEUE, TOPIC, packages_are_imported, sessions_and_stages_spill_soon, use_queue, use_topic  # noqa: F401
 
@@ -52,7 +53,7 @@ def open_to_all() -> Iterator[Path]:
 
 @as_root
 @pytest.mark.parametrize("user", [USER, 0], ids=["user", "root"])
-@pytest.mark.parametrize("name", [name for name, is_directory in (*QUEUE, *TOPIC) if is_directory])
+@pytest.mark.parametrize("name", swept([name for name, is_directory in (*QUEUE, *TOPIC) if is_directory], quick=4))
 def test_a_directory_that_was_moved_to_a_name_of_ours_loses_nothing(open_to_all: Path, name: str, user: int) -> None:
     """As the whole directory, and as one in it; before a queue is made, and in one that is in use."""
     make, use = (crashed_topic, use_topic) if "/" in name else (crashed_queue, use_queue)

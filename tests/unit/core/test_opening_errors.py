@@ -21,6 +21,7 @@ import pendulum  # noqa: F401 - what is imported late must be there before this 
 import pytest
 from damage import in_time, tree
 from disk import NoSync
+from stride import swept
 
 from qewqew_core import (
     QewQewError,
@@ -242,7 +243,7 @@ def test_a_queue_of_another_user_is_listed_so_that_a_monitor_does_not_pass_over_
     assert text.startswith(f"BadPath {folder}/leased {folder}/leased: no permission to use the queue"), text
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", swept(CALLS, quick=3))
 @pytest.mark.parametrize("mode", [0o600, 0o644], ids=oct)
 def test_a_file_or_directory_of_another_user_among_ours_is_named_and_never_passes_for_damage(name, folder, mode, every):
     files, directories = files_and_directories(name, folder)
