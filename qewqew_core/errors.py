@@ -20,7 +20,7 @@ class QewQewError(Exception):
         self.path = path
         self.offset = offset
         self.what = hide(message)  # without the place
-        where = "" if path is None else hide(path) if offset is None else f"{hide(path)}, offset {offset}"
+        where = "" if path is None else hide(f"{path}" if offset is None else f"{path}, offset {offset}")
         super().__init__(f"{where}: {self.what}" if where else self.what)
 
 
