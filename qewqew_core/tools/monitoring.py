@@ -18,7 +18,7 @@ from qewqew_core.queue.inspection import inspect
 from qewqew_core.tools import listing
 from qewqew_core.tools.listing import Kind
 from qewqew_core.tools.printing import visible
-from qewqew_core.topic.topic_inspection import inspect_reader, inspect_topic
+from qewqew_core.topic.topic_inspection import inspect_reader, readers_of
 
 if TYPE_CHECKING:
     import pendulum
@@ -63,7 +63,7 @@ def _in(path: str, kind: Kind) -> Iterator[Watched]:
         yield _look(path, kind, None, partial(inspect, path))
         return
     try:
-        readers = inspect_topic(path)[1]
+        readers = readers_of(path)
     except QewQewError as error:
         yield Watched(path, kind, None, None, error)
         return

@@ -289,6 +289,7 @@ class Reader(HasBatches, HasHeader, Closes):
 
     def _go_to(self, place: Position) -> int:
         position = self._shared.commit(Move([Range(place, None)], 0))
+        self._consumer.passed.clear()
         self._consumer.refresh(self._engine.state)
         return position
 

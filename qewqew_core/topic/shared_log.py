@@ -30,7 +30,7 @@ from qewqew_core.limits import LIMITS
 from qewqew_core.topic import reader_files, reader_log, witness
 from qewqew_core.topic.open_topic import OpenTopic
 from qewqew_core.topic.reader_inspection import seal_of
-from qewqew_core.topic.reader_state import Change, Lease, Operation, PutBack, ReaderState, Resolve, SetFilter
+from qewqew_core.topic.reader_state import Change, Lease, Move, Operation, PutBack, ReaderState, Resolve, SetFilter
 from qewqew_core.topic.topic_paths import LOCK, LOG, batch_name, log_of, rdx_of, stem_of
 from qewqew_core.topic.view import Position
 
@@ -44,7 +44,7 @@ class Consumer:
     def __init__(self) -> None:
         self.owner = random.SystemRandom().randrange(1, 1 << 62)  # the byte of the lock file that it has
         self.mine: dict[int, int] = {}  # offset: attempt, of what it has delivered and is not committed
-        self.passed: dict[int, int] = {}  # the same of what counts as read since, because the filter was changed
+        self.passed: dict[int, int] = {}  # the same of what counts as read by a change of the filter; until the reader is moved
         self.due = 0  # no message in flight is to be delivered again before this time (but those of dead owners)
         self.filter = Filter(None)
 
@@ -193,6 +193,8 @@ class SharedLog(Gate):
             self.files_are_behind |= isinstance(operation, (Lease, PutBack, Change))  # which files follow
             if isinstance(operation, SetFilter):
                 self._consumer.pass_over(operation.offsets)
+            elif isinstance(operation, Move):
+                self._consumer.passed.clear()
         log.follow(end)
         if end < size:  # who appended this was killed while it did
             self._files.truncate(log.fd, end)

@@ -97,6 +97,14 @@ def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderStat
     return stats, readers
 
 
+def readers_of(path: str | os.PathLike[str]) -> list[str]:
+    """The names of a topic's readers, also of those that cannot be read, as `inspect_reader` says. Raises as `inspect_topic`."""
+    inspect_topic(path)
+    directory = topic_paths.check_topic_path(path)
+    with opening(directory, "topic"):
+        return all_readers(look_into(directory, directory), directory)
+
+
 def names_of_readers(files: Files, directory: str) -> list[str]:
     """The readers that have an .rdx."""
     names = list_if_there(files, os.path.join(directory, "reader"))

@@ -85,6 +85,21 @@ def test_who_has_a_message_that_does_not_match_any_more_may_still_commit_it(tmp_
             one.commit(mine[0]._replace(attempt=2))
 
 
+@pytest.mark.parametrize("mover", ["who has it", "another one"])
+def test_who_has_a_message_that_does_not_match_any_more_has_it_no_longer_when_the_reader_was_moved(
+    tmp_path: Path, mover: str
+) -> None:
+    with Topic(tmp_path / "t") as topic, topic.reader("r") as one, topic.reader("r") as other:
+        topic.append_many([Message(b"0", "b"), Message(b"1", "a")])
+        assert one.read().number == 0
+        by = one if mover == "who has it" else other
+        by.set_filter("a")
+        by.seek(number=0)
+        assert one.commit() == 0
+        assert one.read().number == 1
+        assert one.commit() == 1
+
+
 def test_a_session_commits_what_it_has_read_under_another_filter(tmp_path: Path) -> None:
     with made(tmp_path, "ueue") as topic, topic.reader("r") as reader, topic.reader("r") as other, topic.session() as session:
         session.read_many(reader, 4)
