@@ -432,13 +432,18 @@ def read_whole(files: Files, path: str, *, follow: bool = False, most: int = _LA
         return read_all(files, fds[0], path, most, sparse)
 
 
+def check_size(size: int, path: str, most: int) -> None:
+    """Raise `Corrupt` if the file has more bytes than any such file of ours."""
+    if size > most:
+        raise Corrupt(f"has {size:,} bytes, more than any such file of QewQew; move it away, then repair", path=path)
+
+
 def read_all(files: Files, fd: int, path: str, most: int = _LARGEST, sparse: bool = False) -> bytes:
     """All of an open file, but of a large one not the hole at its end. Raises `Corrupt` if it has more bytes than any such file
     of ours (``most``), or is a hole for the most part: neither costs memory or time. ``sparse``: it may be, and is read as it is.
     """
     size = files.size(fd)
-    if size > most:
-        raise Corrupt(f"has {size:,} bytes, more than any such file of QewQew; move it away, then repair", path=path)
+    check_size(size, path, most)
     return files.read(fd, size if sparse or size <= _HOLES else files.end_of_data(fd, path), 0)
 
 

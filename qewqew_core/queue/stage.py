@@ -76,6 +76,7 @@ class Stage(Transaction):
         with self._files.entering(), opening(self.path, "stage"):
             self._files.enter()
             self._files.check_writable(os.path.dirname(self.path))
+            self._home = self._files.inode_and_size(os.path.dirname(self.path))[0]
         bounds = chosen["max_records"], chosen["max_bytes"]
         self._joins_groups = chosen["sync"] == "commit" and bounds == (None, None)
         self._puts: list[bytes] = []
@@ -170,6 +171,7 @@ class Stage(Transaction):
             with self._named():
                 self._spill.finish(durable=True)  # now, without the lock; closing the queue would do it
             with Queue(self.path, **self._settings) as queue, self._put_once():
+                self._check_home()
                 before = len(queue)
                 count = queue.put_staged(self._spill, key, timeout)
                 self.stored = len(queue) - before
@@ -225,6 +227,7 @@ class Stage(Transaction):
                 raise lock.NotNeeded
             with Queue(self.path, **self._settings, _until=until, _unless=request.is_served) as queue:
                 with self._put_once():
+                    self._check_home()
                     if request.withdraw():
                         count, self.stored = queue.put_group(self._puts, key, timeout)
                     elif request.is_served():
@@ -239,6 +242,15 @@ class Stage(Transaction):
             self._forget()
             request.finish()
         return count
+
+    def _check_home(self) -> None:
+        """Raise `Broken` if the queue is in another directory than this stage was opened in: that one was moved or unmounted."""
+        if self._files.inode_and_size(os.path.dirname(self.path))[0] != self._home:
+            raise Broken(
+                "this is not the directory any more in which the stage was opened: it was moved, removed or unmounted. Nothing "
+                "was stored, and what is here now was left as it is; stage the records again where the queue is",
+                path=self.path,
+            )
 
     @contextlib.contextmanager
     def _put_once(self) -> Iterator[None]:

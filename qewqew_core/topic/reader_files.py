@@ -17,9 +17,9 @@ from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.disk import lock
 from qewqew_core.disk.descriptors import Descriptors
-from qewqew_core.disk.files import SMALL, Files, check_regular, read_whole, remove_if_there, write_new
+from qewqew_core.disk.files import SMALL, Files, check_regular, check_size, read_whole, remove_if_there, write_new
 from qewqew_core.disk.opening import opening
-from qewqew_core.errors import BadPath, Broken
+from qewqew_core.errors import BadPath, Broken, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.limits import now_ms
 from qewqew_core.topic import witness
@@ -64,24 +64,27 @@ def is_in_use(files: Files, stem: str) -> bool:
     return False
 
 
-def stranger(files: Files, directory: str, name: str) -> BadPath | None:
-    """What is wrong if others have put something in the place of the .rdx: that is not a reader of ours."""
+def stranger(files: Files, directory: str, name: str, log: bool = True) -> BadPath | Corrupt | None:
+    """What is wrong if others have put something in the place of the .rdx, or of the ``log``, that is no file of a reader."""
     rdx = rdx_of(directory, name)
-    try:
-        with opening(rdx, "reader"), contextlib.suppress(FileNotFoundError), Descriptors([files.open_to_read(rdx)]):
-            return None
-    except BadPath as error:
-        return error
+    for path in (rdx, *([stem_of(directory, name) + LOG] if log else [])):
+        try:
+            with opening(path, "reader"), contextlib.suppress(FileNotFoundError), Descriptors() as fds:
+                fds.append(files.open_to_read(path))
+                if path == rdx:
+                    check_size(files.size(fds[0]), path, SMALL)
+        except (BadPath, Corrupt) as error:
+            return error
     return None
 
 
 @contextlib.contextmanager
-def passing_foreign(files: Files, directory: str, name: str) -> Iterator[None]:
+def passing_foreign(files: Files, directory: str, name: str, log: bool = True) -> Iterator[None]:
     """Let the block fail if there is a `stranger`. It is named in the log, once, and stops nobody."""
     try:
         yield
-    except OSError:
-        if (strange := stranger(files, directory, name)) is None:
+    except (OSError, Corrupt):
+        if (strange := stranger(files, directory, name, log)) is None:
             raise
         _name_once(str(strange))
 

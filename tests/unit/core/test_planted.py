@@ -29,7 +29,7 @@ from qewqew_core.disk.reserve import RESERVE
 from qewqew_core.formats import chunk
 from qewqew_core.limits import LIMITS
 from qewqew_core.queue import paths
-from qewqew_core.tools import exchange, listing
+from qewqew_core.tools import exchange, listing, monitoring
 from qewqew_core.topic import topic_paths
 from qewqew_core.topic.topic_inspection import inspect_reader, inspect_topic
 
@@ -607,6 +607,55 @@ def test_what_is_no_reader_of_ours_is_named_and_keeps_nobody_from_appending(
 
     as_user(plant, path, OTHER)
     as_user(use, path, USER)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in PLANTED if kind != "file"])
+@pytest.mark.parametrize("file", ["log", "rdx"])
+def test_what_is_in_the_place_of_a_file_of_one_reader_stops_no_other_and_nothing_of_it_is_lost(
+    file: str, kind: str, tmp_path: Path
+) -> None:
+    aside, path = precious(tmp_path / "aside"), tmp_path / "t"
+    (aside / "empty").touch()
+    with Topic(path, block_size=1, max_records=2, slow_readers="hold") as topic:
+        topic.append_many([b"0", b"1", b"2"])
+        for name in ("bad", "good"):
+            with topic.reader(name) as reader:
+                assert reader.read().body == b"0"
+                reader.commit()
+    place = path / ("state/bad.wal" if file == "log" else "reader/bad.rdx")
+    place.rename(tmp_path / "kept")
+    PLANTED[kind](place, aside)
+    for number in range(3):
+        with Topic(path, block_size=1, max_records=2, slow_readers="hold") as topic, topic.reader("good") as good:
+            topic.append(b"more")
+            assert good.read().body in (b"1", b"2", b"more")
+            good.commit()
+            assert topic.stats().readers.keys() >= {"good"}
+            assert any("bad" in problem for problem in topic.verify().problems)
+        assert any("bad" in note for note in repair_topic(path).notes)
+        watched = {one.reader: one for one in monitoring.watch([str(path)])}
+        assert (watched["good"].error, type(watched["bad"].error)) == (None, BadPath), number
+    shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
+    (tmp_path / "kept").rename(place)
+    with Topic(path) as topic, topic.reader("bad") as bad:
+        assert [message.body for message in bad.read_many(9)] == [b"1", b"2", *[b"more"] * 3]
+
+
+@pytest.mark.parametrize("name", ["nobody", "good"])
+def test_a_large_file_in_the_place_of_an_rdx_stops_nobody(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "t"
+    with Topic(path) as topic, topic.reader("good") as good:
+        topic.append_many([b"0", b"1"])
+        assert good.read().body == b"0"
+        good.commit()
+    (path / "reader" / f"{name}.rdx").write_bytes(bytes(200_000))
+    for number in range(2, 4):
+        with Topic(path) as topic:
+            assert topic.append(b"more") == number
+            topic.trim()
+        report = repair_topic(path)
+        assert (report.records, report.damage) == (number + 1, [])
+        assert any(f"{name}.rdx: has 200,000 bytes" in note for note in report.notes)
 
 
 @as_root

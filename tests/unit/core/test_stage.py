@@ -154,6 +154,30 @@ def test_of_a_process_that_was_killed_the_next_opening_removes_what_it_has_stage
         assert list(q) == [b"first"]
 
 
+@pytest.mark.parametrize("records", [1, 200_000], ids=["in memory", "spilled"])
+@pytest.mark.parametrize("others", [True, False], ids=["another queue is there", "nothing is there"])
+def test_a_stage_commits_where_it_was_opened_or_not_at_all(tmp_path: Path, records: int, others: bool) -> None:
+    """As on a mount point that is empty since somebody has unmounted the disk."""
+    place, moved = tmp_path / "place", tmp_path / "moved"
+    place.mkdir()
+    with Queue(place / "q") as queue:
+        queue.put(b"first")
+    with Stage(place / "q") as unhurt:
+        unhurt.put(b"second")
+    with contextlib.closing(Stage(place / "q")) as stage:
+        stage.put_many([b"x" * 200] * records)
+        place.rename(moved)
+        place.mkdir()
+        if others:
+            with Queue(place / "q") as queue:
+                queue.put(b"of others")
+        for _ in range(2):
+            with pytest.raises(Broken, match=r"moved, removed or unmounted\. Nothing was stored"):
+                stage.commit(key="k")
+    with Queue(place / "q") as here, Queue(moved / "q") as there:
+        assert ([*here], [*there]) == ([b"of others"] * others, [b"first", b"second"])
+
+
 @pytest.mark.parametrize("removed", ["the directory", "a file"])
 def test_what_somebody_else_has_removed_is_told_and_never_half_stored(tmp_path: Path, removed: str) -> None:
     path, home = tmp_path / "q", tmp_path / "q.staged"
