@@ -88,7 +88,7 @@ def die_at(point: str, kind: str) -> None:
 
     if point == "removed":
         remove = Local.remove
-        Local.remove = lambda store: (remove(store), die())  # type: ignore[assignment,method-assign]
+        Local.remove = lambda store, ours: (remove(store, ours), die())  # type: ignore[assignment,method-assign]
         return
     if point == "staged":
         StagedAppend.commit = die  # type: ignore[assignment,method-assign]
