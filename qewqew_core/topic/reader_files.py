@@ -65,7 +65,7 @@ def is_in_use(files: Files, stem: str) -> bool:
 
 
 def stranger(files: Files, directory: str, name: str, log: bool = True) -> BadPath | Corrupt | None:
-    """What is wrong if others have put something in the place of the .rdx, or of the ``log``, that is no file of a reader."""
+    """What is wrong if others have put something in the place of the .rdx, or of the ``log``, which a reader does not have."""
     rdx = rdx_of(directory, name)
     for path in (rdx, *([stem_of(directory, name) + LOG] if log else [])):
         try:
