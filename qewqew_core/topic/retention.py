@@ -81,13 +81,13 @@ def _held(files: Files, view: View, index: zbus.Index, rules: Rules) -> tuple[in
 
 
 def _state_of(files: Files, view: View, name: str) -> ReaderState | None:
-    """Also of a reader in the place of whose .rdx others have put something: by its log, without which it is not one of ours."""
+    """Also of a reader in the place of whose .rdx others have put something: by its log. If there is no log, and never was, it
+    is not one of ours; a log that is damaged or gone raises, because nobody knows what the reader still needs.
+    """
     state = None
     with passing_foreign(files, view.directory, name, log=False):
         state = reader_inspection.effective_state(files, view, name)
-    with passing_foreign(files, view.directory, name, log=False):
-        state = state or reader_inspection.look(files, view.directory, name)
-    return state
+    return state or reader_inspection.look(files, view.directory, name)
 
 
 def _living(state: ReaderState) -> list[list[Range]]:

@@ -641,6 +641,36 @@ def test_what_is_in_the_place_of_a_file_of_one_reader_stops_no_other_and_nothing
         assert [message.body for message in bad.read_many(9)] == [b"1", b"2", *[b"more"] * 3]
 
 
+@pytest.mark.parametrize("log", ["whole", "damaged", "another thing", "gone"])
+@pytest.mark.parametrize("rdx", ["large", "link"])
+def test_what_is_in_the_place_of_an_rdx_lets_nothing_be_removed_that_the_reader_has_not_read(
+    rdx: str, log: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "t"
+    with Topic(path, block_size=1, max_records=2, slow_readers="hold") as topic, topic.reader("r") as reader:
+        topic.append_many([b"0", b"1", b"2", b"3"])
+        assert reader.read().body == b"0"
+        reader.commit()
+    place = path / topic_paths.rdx_of("t", "r").removeprefix("t/")
+    wal = path / (topic_paths.stem_of("t", "r") + topic_paths.LOG).removeprefix("t/")
+    place.unlink()
+    place.write_bytes(bytes(200_000)) if rdx == "large" else place.symlink_to("/nowhere")
+    if log == "damaged":
+        damaged = bytearray(wal.read_bytes())
+        damaged[len(damaged) // 3] ^= 255
+        wal.write_bytes(damaged)
+    elif log != "whole":
+        wal.unlink()
+        if log == "another thing":
+            wal.mkdir()
+    with Topic(path, block_size=1, max_records=2, slow_readers="hold") as topic:
+        for _ in range(5):
+            topic.append(b"more")
+        with contextlib.suppress(QewQewError):
+            topic.trim()
+        assert topic.stats().messages >= 8  # all but the first, which it has read
+
+
 @pytest.mark.parametrize("name", ["nobody", "good"])
 def test_a_large_file_in_the_place_of_an_rdx_stops_nobody(tmp_path: Path, name: str) -> None:
     path = tmp_path / "t"
