@@ -227,8 +227,8 @@ class Stage(Transaction):
                 raise lock.NotNeeded
             with Queue(self.path, **self._settings, _until=until, _unless=request.is_served) as queue:
                 with self._put_once():
-                    self._check_home()
                     if request.withdraw():
+                        self._check_home()
                         count, self.stored = queue.put_group(self._puts, key, timeout)
                     elif request.is_served():
                         count = self.stored = self.records
@@ -245,7 +245,10 @@ class Stage(Transaction):
 
     def _check_home(self) -> None:
         """Raise `Broken` if the queue is in another directory than this stage was opened in: that one was moved or unmounted."""
-        if self._files.inode_and_size(os.path.dirname(self.path))[0] != self._home:
+        home = None
+        with contextlib.suppress(FileNotFoundError):
+            home, _ = self._files.inode_and_size(os.path.dirname(self.path))
+        if home != self._home:
             raise Broken(
                 "this is not the directory any more in which the stage was opened: it was moved, removed or unmounted. Nothing "
                 "was stored, and what is here now was left as it is; stage the records again where the queue is",

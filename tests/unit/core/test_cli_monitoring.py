@@ -96,6 +96,16 @@ def test_damage_is_critical_and_what_cannot_be_read_is_unknown(tmp_path):
         assert checked(tmp_path)[0] == 3
 
 
+def test_a_reader_whose_rdx_is_gone_is_no_reader_less(tmp_path):
+    with Topic(tmp_path / "t") as topic, topic.reader("r"), topic.reader("s"):
+        topic.append(b"x")
+    assert "2 queues and readers" in done("check", tmp_path).decode()
+    (tmp_path / "t" / "reader" / "r.rdx").unlink()
+    code, text = checked(tmp_path)
+    assert (code, "reader r: Corrupt: " in text) == (2, True)
+    assert run("metrics", tmp_path).stdout.count("qewqew_readable{") == 2
+
+
 def test_the_worst_comes_first_and_json_says_all(tmp_path):
     for name, records in (("a", 2), ("b", 5)):
         with Queue(tmp_path / name) as q:
