@@ -103,9 +103,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         line("Beside the unit tests, on the real things:")
         for text, outcome in sorted(shown.items()):
             line(f"  {outcome:8} {text}")
-        line(
-            "The full suite (./run test --full, 25 minutes) adds: many more positions of the sweeps, kills at many more moments,"
-        )
+        line("The full suite (./run test --full, an hour) adds: many more positions of the sweeps, kills at many more moments,")
         line("the other power cuts, all reads, writes and jobs of Spark, all operators, triggers and pages of Airflow.")
     line(f"Sweeps took every k-th position; the same ones again: {repeat}")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import struct
 import subprocess
@@ -184,7 +185,9 @@ def within_little_memory(use: str, path: Path) -> str:
         check=False,
         timeout=120,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    # The log may name what cannot be the .rdx of a reader, and nothing else.
+    named = re.compile(r"/reader/\w+\.rdx: has [0-9,]+ bytes, more than any such file of QewQew")
+    assert (done.returncode, [line for line in done.stderr.splitlines() if not named.search(line)]) == (0, [])
     return done.stdout
 
 
