@@ -56,13 +56,13 @@ def stop_recovery_too(folder: Path, work: Work, luck: random.Random, power: bool
 
 
 @pytest.mark.req("S1", "T3", "ZD12")
-@pytest.mark.parametrize("seed", swept(range(6), quick=3))
+@pytest.mark.parametrize("seed", swept(range(6), quick=6, full=3))
 def test_a_kill_after_any_call_loses_and_repeats_nothing(tmp_path, kind, every, seed):
     assert crash_everywhere(tmp_path, every, kind, seed, "never" if seed % 2 else "commit", power=False) > 10
 
 
 @pytest.mark.req("S1", "S4", "ZD3")
-@pytest.mark.parametrize("seed", swept(range(6), quick=3))
+@pytest.mark.parametrize("seed", swept(range(6), quick=6, full=3))
 def test_a_power_cut_after_any_call_loses_and_repeats_nothing(tmp_path, kind, every, seed):
     assert crash_everywhere(tmp_path, every, kind, 100 + seed, "commit", power=True) > 10
 
@@ -72,7 +72,7 @@ def test_a_power_cut_while_what_was_killed_recovers_loses_nothing(tmp_path, kind
     root, folder, cut = tmp_path / "work", tmp_path / "image", tmp_path / "cut"
     work, checked = kind.done(root, "commit", 11), 0
     calls = work.disk.calls
-    for stop in every(range(5, len(calls)), quick=14, full=7):
+    for stop in every(range(5, len(calls)), quick=28, full=14):
         image(calls[:stop], str(root), folder, None)
         disk = JournalDisk(str(folder), follows=(calls[:stop], str(root)))
         work.recover(folder, disk)
@@ -96,7 +96,7 @@ def go_on_and_cut(tmp_path: Path, every: Every, kind: type[Work], seed: int, syn
     root, folder, cut = tmp_path / "work", tmp_path / "image", tmp_path / "cut"
     work, checked = kind.done(root, sync, seed), 0
     calls = work.disk.calls
-    for stop in every(range(5, len(calls)), quick=33, full=11):
+    for stop in every(range(5, len(calls)), quick=66, full=22):
         image(calls[:stop], str(root), folder, None)
         after = kind(JournalDisk(str(folder), follows=(calls[:stop], str(root))), "commit", work.options, serial=10_000)
         after.script(random.Random(stop), 6, goes_on=True)
@@ -169,7 +169,7 @@ def cut_without_fsyncs(tmp_path: Path, every: Every, seed: int) -> int:
     root, folder, checked = tmp_path / "work", tmp_path / "image", 0
     work = TopicWork.done(root, "never", seed)
     calls = work.disk.calls
-    for stop in every(range(len(calls) + 1), quick=15, full=5):
+    for stop in every(range(len(calls) + 1), quick=20, full=10):
         image(calls[:stop], str(root), folder, random.Random(f"{seed}.{stop}"))
         what = f"seed {seed}, {work.options}, cut after call {stop} of {len(calls)}"
         try:

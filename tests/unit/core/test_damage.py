@@ -160,7 +160,7 @@ def test_the_log_may_be_damaged_or_cut_anywhere(made, kind, what, tmp_path, ever
     folder, history, ids = made[kind]
     allowed = history[-1:] if kind in CLOSED else history[-2:] if (kind, what) == ("crashed", changes) else history
     copy = QueueCopy(folder, tmp_path / "copy")
-    outcomes = [copy.is_right("q.wal", one, allowed, ids) for one in every(what(copy.files["q.wal"]), quick=20, full=5)]
+    outcomes = [copy.is_right("q.wal", one, allowed, ids) for one in every(what(copy.files["q.wal"]), quick=40, full=10)]
     assert outcomes.count(False) > len(outcomes) / 3
 
 
@@ -190,7 +190,7 @@ def test_header_and_chunks_of_a_queue_that_crashed_may_be_damaged_or_cut_anywher
     """Its log is the truth: no pointer is believed that it does not know."""
     folder, history, ids = made[kind]
     copy = QueueCopy(folder, tmp_path / "copy")
-    outcomes = {copy.is_right(*one, history[-1:], ids) for one in every(sweep(copy, what), quick=10, full=5)}
+    outcomes = {copy.is_right(*one, history[-1:], ids) for one in every(sweep(copy, what), quick=20, full=10)}
     assert outcomes == {True, False}
 
 
@@ -205,7 +205,7 @@ def test_header_and_chunks_of_a_closed_queue_may_be_damaged_or_cut_anywhere(made
     right = history[-1][0]
     first = f"q.{int.from_bytes((folder / 'q').read_bytes())}"
     copy = QueueCopy(folder, tmp_path / "copy")
-    for name, damage in every(sweep(copy, what), quick=10, full=5):
+    for name, damage in every(sweep(copy, what), quick=20, full=10):
         with copy.damaged(name, damage):
             q = copy.opened()
             if q is not None:
@@ -366,7 +366,7 @@ def test_a_batch_with_a_damaged_segment_that_is_put_back_or_leased_again_gives_n
     right = batches[batch_id][4]
     copy, outcomes = QueueCopy(folder, tmp_path / "copy"), []
     names = [name for name in copy.files if Path(name).parent.name == batch_id and Path(name).name != manifest.MANIFEST]
-    for name, damage in every([(one, damage) for one in names for damage in changes(copy.files[one])], quick=10, full=5):
+    for name, damage in every([(one, damage) for one in names for damage in changes(copy.files[one])], quick=20, full=10):
         with copy.damaged(name, damage), copy.opened() as q:
             if state == "returned":
                 leased = q.lease("again")
@@ -428,7 +428,7 @@ def test_any_file_of_a_batch_may_be_damaged_or_cut_anywhere(batches, state, what
     directory, right, batch = batches[state]
     outcomes = {True: 0, False: 0}
     files = tree(directory)
-    for name, damage in every([(name, one) for name, data in files.items() for one in what(data)], quick=10, full=5):
+    for name, damage in every([(name, one) for name, data in files.items() for one in what(data)], quick=20, full=10):
         write(directory / name, damage.of(files[name]))
         given: list[bytes] = []
         try:

@@ -85,7 +85,7 @@ class Failing(Work):
     disk: FailingDisk
     again: ClassVar[tuple[type[QewQewError], ...]] = (DiskFull,)  # then it works when there is room, without being opened anew
     refused = 0  # objects that refused to go on
-    stride = 36, 6
+    stride = 60, 20
 
     def open(self) -> None:
         try:
@@ -148,7 +148,7 @@ class FailingSessions(Failing, SessionWork):
 
 class FailingTopic(Failing, TopicWork):
     again = DiskFull, BadPath  # BadPath: the first append opens files
-    stride = 60, 10
+    stride = 80, 40
 
     def session_put(self, drawn: Drawn) -> None:
         try:

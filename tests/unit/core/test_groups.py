@@ -346,7 +346,7 @@ def test_the_other_goes_on_where_one_was_killed(use: str, home: Path, every: Eve
         act(home / "s", _files=Dying())
 
     killed = 0
-    for call in every(range(1, 1200), quick=45, full=5):
+    for call in every(range(1, 1200), quick=60, full=15):
         if call % 2:  # on what is there, or from nothing
             for path in home.iterdir():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

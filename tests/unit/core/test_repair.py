@@ -39,7 +39,7 @@ from qewqew_core.limits import LIMITS
 from qewqew_core.queue.log import replay
 
 SIZE = {"queue": 100, "topic": 700}
-STRIDE = {"queue": {"quick": 100, "full": 20}, "topic": {"quick": 800, "full": 160}}
+STRIDE = {"queue": {"quick": 160, "full": 40}, "topic": {"quick": 1280, "full": 320}}
 
 
 @dataclass
@@ -537,7 +537,7 @@ def test_a_repair_that_is_stopped_anywhere_is_finished_by_the_next(tmp_path, lay
     shutil.copytree(made.folder, tmp_path / "good")
     good, kept = seen(layout, tmp_path / "good"), set_aside(tmp_path / "good")
     assert good[0]
-    for stop in every(range(disk.begin, len(disk.calls) + 1), quick=9, full=3):
+    for stop in every(range(disk.begin, len(disk.calls) + 1), quick=12, full=4):
         what = f"after call {stop} of {disk.begin}..{len(disk.calls)}"
         folder = tmp_path / "image"
         image(disk.calls[:stop], str(made.folder), folder, random.Random(stop) if power else None)
@@ -559,7 +559,7 @@ def test_any_call_of_a_repair_may_fail(tmp_path, layout, wrecked, error, for_eve
     disk = FailingDisk(str(tmp_path / "good"), NEVER, error, False, False)
     repaired(layout, tmp_path / "good", disk)
     good, kept = seen(layout, tmp_path / "good"), set_aside(tmp_path / "good")
-    for number in every(range(1, NEVER - disk.left + 1), quick=15, full=5):
+    for number in every(range(1, NEVER - disk.left + 1), quick=20, full=10):
         folder = tmp_path / "failing"
         shutil.copytree(made.folder, folder)
         failing = FailingDisk(str(folder), number, error, False, for_ever)

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from disk import JournalDisk, NoSync, image
 from plain import crashed, is_plain, numbers
+from stride import Every
 from test_failing_calls import NEVER, FailingDisk
 
 from qewqew_core import BadArgument, Broken, Closed, DiskFull, Full, Locked, Queue, RecordTooLarge, Stage
@@ -362,7 +363,7 @@ def test_a_power_cut_after_any_call_loses_and_tears_nothing(tmp_path: Path, done
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
-def test_any_call_may_fail_and_all_of_it_is_there_or_nothing(tmp_path: Path, error: int) -> None:
+def test_any_call_may_fail_and_all_of_it_is_there_or_nothing(tmp_path: Path, every: Every, error: int) -> None:
     root = tmp_path / "0"
     root.mkdir()
     with Queue(root / "q", chunk_size=64) as q:
@@ -370,7 +371,7 @@ def test_any_call_may_fail_and_all_of_it_is_there_or_nothing(tmp_path: Path, err
     disk = FailingDisk(str(root), NEVER, error, False, False)
     with Stage(root / "q", chunk_size=64, _files=disk) as stage:
         stage.put_many(numbers(100, 200))
-    for number in range(1, NEVER - disk.left + 1):
+    for number in every(range(1, NEVER - disk.left + 1), quick=3):
         shutil.rmtree(root)
         root.mkdir()
         with Queue(root / "q", chunk_size=64) as q:

@@ -130,7 +130,7 @@ def test_any_file_may_be_damaged_or_cut_anywhere(made, kind, what, tmp_path, eve
     outcomes: list[bool] = []
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for name in names:
-        for damage in every(what(copy.files[name]), quick=100, full=50):
+        for damage in every(what(copy.files[name]), quick=200, full=100):
             with copy.damaged(name, damage):
                 torn = kind == "crashed" and name.endswith(".wal")
                 outcomes.append(attempt(copy.folder, name.endswith(".rdx"), torn))

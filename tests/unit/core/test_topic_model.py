@@ -413,7 +413,7 @@ class TopicMachine(Machine):
 
 TestTopicMachine = TopicMachine.TestCase
 TestTopicMachine.settings = settings(
-    max_examples=examples(quick=25, full=60, soak=5_000),
+    max_examples=examples(quick=8, full=40, soak=5_000),
     stateful_step_count=40,
     report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],

@@ -82,7 +82,7 @@ def test_a_session_that_reads_and_appends_is_durable_when_it_returns_and_never_t
     session.close()
     reader.close()
     topic.close()
-    for stop, folder in power_cuts(disk, [*every(range(begin, end), quick=8), end], tmp_path):
+    for stop, folder in power_cuts(disk, [*every(range(begin, end), quick=16, full=4), end], tmp_path):
         with opened(folder) as (found, again):
             outs = [one.body.rstrip(b"x") for one in found if one.tag == "out"]
             left = [one.body for one in again.read_many(100)]
@@ -108,7 +108,7 @@ def test_a_session_of_several_readers_alone_is_durable_too(root: Path, tmp_path:
     begin = len(disk.calls)
     session.commit()
     end = len(disk.calls)
-    for stop, folder in power_cuts(disk, [*every(range(begin, end), quick=8), end], tmp_path):
+    for stop, folder in power_cuts(disk, [*every(range(begin, end), quick=16, full=4), end], tmp_path):
         with Topic(folder / "t", _files=NoSync()) as found, found.reader("r") as r, found.reader("second") as second:
             left = len(r.read_many(100)), len(second.read_many(100))
             assert left in ([(6, 6)] if stop == end else [(6, 6), (10, 10)]), f"after call {stop}"
@@ -166,7 +166,7 @@ def test_what_was_leased_is_there_whatever_the_sync_of_who_has_appended_it(
         if end == "returned":
             batch.nack()
         stop = len(disk.calls)
-    for at, folder in power_cuts(disk, [*every(range(begin, stop), quick=8), stop], tmp_path):
+    for at, folder in power_cuts(disk, [*every(range(begin, stop), quick=16, full=4), stop], tmp_path):
         with opened(folder) as (found, again):
             found.append_many([Message(b"later", "raw")] * 20)
             assert found.verify().ok
