@@ -11,57 +11,87 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, quote_plus, unquote
 
 # Parts of names, in small letters and without signs. What ends in one of `_ABOUT` tells where a secret is, or its kind or size.
 _ABOUT = (
-    "s?(?:character|expiry|file|path|location|encoding|provider|class|type|ur[il]|endpoint|id|name|mechanism|length|count|limit"
-    "|size|bit|ttl)+s?$"
+    "s?(?:character|expir(?:y|es(?:at|in)?)|file|path|location|encoding|provider|class|type|ur[il]|endpoint|id|name|mechanism"
+    "|length|count|limit|size|bit|ttl|binding|env(?:var)?|header|(?<=in)(?:ms|seconds?))+s?$"
 )
 _NAME = re.compile(
-    "(?:(?>passw(?:or[dt])?|passphrase|passcode|passkey|(?<!driver)(?<!executor)secret|(?<!max)token(?!iz)|jwt|credential|jaas"
-    "|authorization|connectionstring|signature|azuresas|serviceaccountjson|keyfilecontent|pvtkey"
+    "(?:(?>passw(?:or[dt])?|passphrase|passcode|passkey|(?<!driver)(?<!executor)secret(?!ary)|(?<!max)token(?!iz)|jwt|credential|jaas"
+    "|authorization|connectionstring|signature|azuresas|serviceaccountjson(?!keyfile$)|keyfilecontent|pvtkey"
     "|(?:private|access|account|api|shared|storage|master|encryption|signing|service|hmac|license|cipher)key)"
     f"(?!{_ABOUT})|(?:(?<!com)(?<!by)pass|pwd|auth|sas|sig|bearer|dsn|otp|cookies?|webhook(?:ur[il])?)$|^fskey$)"
 )
 _PIN = re.compile("(?:^|[^A-Za-z])(?i:pin)$|[a-z]Pin$")  # not in `shopping` or `ping`
 _MANY = re.compile("(?:password|secret|token|cookie|key)s$")  # a number under such a name is how many there are
 # Not even then: references to Kubernetes' and Vault's secrets, and settings of a column with such a name
-_NO_NAME = re.compile("^sparkkubernetes(?:driver|executor)secret|injectsecret|column")
+_NO_NAME = re.compile("^sparkkubernetes(?:driver|executor)secret|pullsecrets?$|injectsecret|column")
 _SCHEMA = re.compile("(?i)schemas?$")  # names fields, which may have any name
 
 _PEM = r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<pem>(?:[\w+/=\s:,\\]|-(?!----))*)"
 _HOOK = r"(?i:hooks\.slack\.com/\w{1,20}|webhook\.office\.com/\w{1,20}|discord(?:app)?\.com/api/webhooks)/(?P<hook>[^\s\"'<>]+)"
 # Before the host of a URL; with one slash, it was taken for a path. For HTTP and git, a user without a password is a token.
-_TOKEN = r"\b(?i:https?|git):/{1,2}(?P<token>[^/?#\s:]+)(?::(?:x-oauth-basic)?)?@"  # noqa: S105  (a pattern)
-_URL = r"(?:(?<!/)//|\b(?!file:)[A-Za-z][A-Za-z0-9+.-]{1,30}:/(?!/))[^/\s:]*:(?P<url>[^/?#;\s]*)@"
+_TOKEN = (
+    r"\b(?i:https?|git):/{1,2}(?![^/?#\s:]*:(?!(?:x-oauth-basic)?@)[^/?#\s]*@)"  # noqa: S105  (a pattern)
+    r"(?P<token>[^/?#\s:]+)(?::(?:x-oauth-basic)?)?@"
+)
+_URL = r"(?:(?<!/)//|:\\/\\/|\b(?!file:)[A-Za-z][A-Za-z0-9+.-]{1,30}:/(?!/))[^/\s:]*:(?P<url>[^/?#;\s]*)@"
 _ORACLE = r"jdbc:oracle:\w+:[^/@\s:]{1,128}/(?P<oracle>\"[^\"]{0,128}\"|[^\s@]{0,128})@"
 _BEARER = r"(?i:\bauthorization\W{1,9}(?:bearer|basic|token)|\bbearer)\s{1,9}(?P<bearer>[\w.~+/=-]{8,})"
+_DIGEST = r"\b(?i:authorization\W{1,9}digest)\s[^\n]{0,400}?\b(?i:response)=[\"']?(?P<digest>[^\s\"',]+)"
 _COOKIE = r"(?i:\bcookie:)\s{0,9}(?P<cookie>[^\s\"';]+(?:;\s{0,2}[^\s\"';=]+=[^\s\"';]+)*)"
-_LOGIN = r"(?<![\w-])(?:-u|--user|--proxy-user)[\s=]{1,9}[\"']?(?!\d+:\d+\b)[^\s:\"']{1,128}:(?!//)(?P<login>[^\s\"']+)"
+_LOGIN = (
+    r"(?<![\w-])(?:-u|--user|--proxy-user)(?:[\s=]{1,9}[\"']?|[\"'],\s{0,9}[\"'])"
+    r"(?!\d+:\d+\b)[^\s:\"']{1,128}:(?!//)(?P<login>[^\s\"']+)"
+)
 # And then `_VALUE`, if the name says so:
-_NAMED = r"(?<![\w.%/-])(?P<name>(?>[\w.%-]+))\s{0,9}=\s{0,9}"
-_QUOTED = r"[\"'](?P<quoted>[\w.-]{1,128})\\?[\"']\s{0,9}:\s{0,9}\\?(?=[\"'\d])"
+_NAMED = r"(?<![\w.%/-])(?P<name>(?>[\w.%-]+))\s{0,9}=>?\s{0,9}"
+_IS = r"\\?[\"']\s{0,9}:\s{0,9}\\?"
+_BEGINS = r"(?=[\"'\d\[(]|[A-Za-z]\w{0,40}[\"'(])"
+_QUOTED = rf"[\"'](?P<quoted>[\w.-]{{1,128}}){_IS}{_BEGINS}"
+_TEXT = r"(?:\"[^\"]{0,128}\"|'[^']{0,128}'|[\w.]{1,20})"
+_PAIR = rf"\\?[\"'][\w.-]{{1,64}}{_IS}{_TEXT}\s{{0,9}},\s{{0,9}}"
 _ENTRY = (
-    r"[\"'](?i:name|key)\\?[\"']\s{0,9}:\s{0,9}\\?[\"'](?P<entry>[\w.-]{1,128})\\?[\"']\s{0,9},\s{0,9}"
-    r"\\?[\"'](?i:value)\\?[\"']\s{0,9}:\s{0,9}\\?(?=[\"'\d])"
+    rf"[\"'](?i:name|key){_IS}[\"'](?P<entry>[\w.-]{{1,128}})\\?[\"']\s{{0,9}},\s{{0,9}}"
+    rf"(?:{_PAIR}){{0,3}}\\?[\"'](?i:value){_IS}{_BEGINS}"
 )
-_YAML = r"(?:(?m:^)|\{)[ \t]{0,40}(?:-[ \t]{1,9})?(?P<yaml>[\w.-]{1,128}):[ \t]{1,9}(?=[^\s{\[|>&*!#])"
+_REVERSED = (
+    rf"[\"'](?i:value){_IS}[\"'](?=(?P<before>[^\"'\\]{{1,400}})\\?[\"']\s{{0,9}},\s{{0,9}}(?:{_PAIR}){{0,3}}"
+    rf"\\?[\"'](?i:name|key){_IS}[\"'](?P<called>[\w.-]{{1,128}}))"
+)
+_ARGUMENT = r"[\"']--?(?!(?:u|user|proxy-user)\b)(?P<argument>[\w.-]{1,128})[\"'],\s{0,9}(?=[\"'])"
+_YAML = (
+    r"(?:(?m:^)[ \t]{0,40}(?:-[ \t]{1,9})?[\"']?(?P<yaml>[\w.-]{1,128})[\"']?:"
+    r"(?:[ \t]{1,9}|[ \t]{1,9}[|>][+-]?[ \t]{0,9}\n[ \t]{1,40}|[ \t]{0,9}\n[ \t]{1,40}(?=[^\s:]+[ \t]*(?m:$)))"
+    r"|\{[ \t]{0,40}(?P<flow>[\w.-]{1,128}):[ \t]{1,9})(?=[^\s{\[|>&*!#])"
+)
+_LISTED = (
+    r"(?m:^)[ \t]{0,40}(?:-[ \t]{1,9})?(?i:name|key):[ \t]{1,9}[\"']?(?P<listed>[\w.-]{1,128})[\"']?[ \t]{0,9}\n"
+    r"[ \t]{0,40}(?i:value):[ \t]{1,9}(?=[^\s{\[|>&*!#])"
+)
 _SQL = r"\b(?i:identified\s{1,9}(?:with\s{1,9}\S{1,64}\s{1,9})?by\s{1,9}(?P<password>password\s{1,9})?|password\s{1,9}(?='))"
-_VALUE = re.compile(r"""(?:"([^"\\]*(?:\\.[^"\\]*)*)|'([^'\\]*(?:\\.[^'\\]*)*)|\{([^}]*)|([^\s;&,()"'{=][^\s;&,()"'{]*))""")
-_IN_TEXT = re.compile(
-    "|".join((_PEM, _HOOK, _TOKEN, _URL, _ORACLE, _BEARER, _COOKIE, _LOGIN, _NAMED, _ENTRY, _QUOTED, _YAML, _SQL))
+_VALUE = re.compile(  # also b'…', SecretStr('…'), ['…', '…'] and 'it''s'
+    r"""(?:[A-Za-z]\w{0,40}(?=["'(]))?"""
+    r"""(?:"([^"\\]*(?:\\.[^"\\]*)*)|'([^'\\]*(?:(?:\\.|'')[^'\\]*)*)|\{([^}]*)|\[([^\]]*)|\(([^)]*)"""
+    r"""|([^\s;&,()"'{=\[][^\s;&,()"'{]*))"""
 )
-_SIGNS = ("@", "=", ":", "bearer", "password", "identified", "hook", "private key")  # each form has one: most texts have none
-_BEFORE_VALUE = ("name", "quoted", "entry", "yaml")
+_FORMS = (_PEM, _HOOK, _TOKEN, _URL, _ORACLE, _BEARER, _DIGEST, _COOKIE, _LOGIN, _NAMED, _ENTRY, _REVERSED, _QUOTED, _ARGUMENT)
+_IN_TEXT = re.compile("|".join((*_FORMS, _LISTED, _YAML, _SQL)))
+_BEFORE = re.compile(r"([^\"'\\]+)")
+_FILE = re.compile(r"(?:/|\./|~/)[\w./-]+\.[A-Za-z]{2,5}")  # of credentials
+# Each form has one, most texts have none:
+_SIGNS = ("@", "=", ":", "'-", '"-', "bearer", "password", "identified", "hook", "private key")
+_BEFORE_VALUE = ("name", "quoted", "entry", "argument", "listed", "yaml", "flow")
 
 # Values that hide nothing: also what a statement has for a parameter, and types of fields
 _NOTHING = {
-    *("", "true", "false", "none", "null", "kerberos", "ldap", "ntlm", "basic", "bearer", "oauth2"),
-    *("?", "%s", "$1", "$2", "$3"),
+    *("", "true", "false", "yes", "no", "on", "off", "none", "null", "kerberos", "ldap", "ntlm", "basic", "bearer", "oauth2"),
+    *("?", "%s", "$1", "$2", "$3", "%", "$", "string", "binary", "boolean", "byte", "short", "int", "integer", "bigint", "long"),
+    *("float", "double", "date", "text", "timestamp"),
 }
 _IN_SQL = re.compile(r"\d{1,3}|:[A-Za-z_]\w*")  # where there is a space before the value: `token = 1`
-_TYPES = {"string", "binary", "boolean", "byte", "short", "int", "integer", "bigint", "long", "float", "double", "date", "text"}
 
 SHORTEST = 5  # characters of what a reference gave, if neither its name nor its form says that it is a secret
 _read: set[str] = set()  # patterns of what references gave
@@ -101,7 +131,12 @@ def hide_from_now_on(name: str, value: str) -> None:
     _read.update(map(_pattern, secrets_of(name, value)))
     for each in (value, *value.splitlines()):
         if len(each.strip()) >= SHORTEST and not _is_nothing(name, each):
-            _read.add(_pattern(each.strip(), whole=True))
+            _read.update(_pattern(form, whole=True) for form in _forms(each.strip()))
+
+
+def quoted(value: object, most: int) -> str:
+    """What somebody gave, as an error quotes it: its repr without secrets, which are hidden before it is cut at ``most``."""
+    return f"{hide(value) if isinstance(value, str) else hide(repr(value))!r}"[:most]
 
 
 def reference_of(value: object) -> tuple[str, str] | None:
@@ -118,7 +153,14 @@ def reference_of(value: object) -> tuple[str, str] | None:
 
 
 def _pattern(secret: str, whole: bool = False) -> str:
-    return rf"(?<!\w){re.escape(secret)}(?!\w)" if whole or len(secret) < 4 else re.escape(secret)
+    """Of a whole word, before which there may be the escape of a line's end."""
+    return rf"(?:(?<!\w)|(?<=\\[nrt])){re.escape(secret)}(?!\w)" if whole or len(secret) < 4 else re.escape(secret)
+
+
+def _forms(value: str) -> set[str]:
+    """A value, and as Python, JSON and URLs write it."""
+    written = {repr(value)[1:-1], repr(value.encode())[2:-1], quote(value, safe=""), quote(value), quote_plus(value)}
+    return {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], *written}
 
 
 def _letters(name: str) -> str:
@@ -131,7 +173,13 @@ def _is_secret(name: str) -> bool:
 
 
 def _is_nothing(name: str, value: str) -> bool:
-    return value.lower() in _NOTHING or (len(value) < 10 and value.isdecimal() and _MANY.search(_letters(name)) is not None)
+    """Whether a value says nothing: no, a type, how many, a path of credentials, or the same field of something else."""
+    return (
+        value.lower() in _NOTHING
+        or (len(value) < 10 and value.isdecimal() and _MANY.search(_letters(name)) is not None)
+        or (name.lower().endswith("credentials") and _FILE.fullmatch(value) is not None)
+        or (value.count(".") == 1 and _letters(value.partition(".")[2]) == _letters(name.rpartition(".")[2]))
+    )
 
 
 def _places(text: str) -> Iterator[tuple[int, int]]:
@@ -147,6 +195,8 @@ def _places(text: str) -> Iterator[tuple[int, int]]:
             place = _value_of(unquote(found[found.lastgroup]), found)
         elif found.lastgroup in ("password", None):
             place = _VALUE.match(text, found.end())
+        elif found.lastgroup == "called":
+            place = _BEFORE.match(text, found.end()) if _is_secret(found["called"]) else None
         if place and place[place.lastindex or 0].lower() not in _NOTHING:
             start, end = place.span(place.lastindex or 0)
             yield start, end
@@ -155,8 +205,8 @@ def _places(text: str) -> Iterator[tuple[int, int]]:
 def _value_of(name: str, found: re.Match[str]) -> re.Match[str] | None:
     """The value after a name in a text, if it is a secret."""
     value = _VALUE.match(found.string, found.end()) if _is_secret(name) else None
-    if value is None or _is_nothing(name, said := value[value.lastindex or 0]):
+    if value is None or _is_nothing(name, (said := value[value.lastindex or 0]).rstrip("}")):
         return None
-    if found.lastgroup == "name":
-        return None if found[0][-1].isspace() and _IN_SQL.fullmatch(said) else value
-    return None if said.lower().rstrip("}") in _TYPES else value
+    if reference_of(value[0] + "}") or value[0].startswith("{{"):  # and what a template will give
+        return None
+    return None if found.lastgroup == "name" and found[0][-1].isspace() and _IN_SQL.fullmatch(said) else value

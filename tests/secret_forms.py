@@ -33,6 +33,17 @@ IN_TEXT = [
     *(f"{{'password': '{SECRET}', 'user': 'me'}}", f'x={{"password": "{SECRET}"}}', f'x "{{\\"token\\": \\"{SECRET}", "'),
     *(f"x {{'name': 'password', 'value': '{SECRET}'}}", f"{{password: {SECRET}, user: me}}", f"user: me\npassword: {SECRET}"),
     f"x:\n  - api_key: '{SECRET}' # here",
+    *(f"password=b'{SECRET}'", f"password => '{SECRET}'", f"{{b'password': b'{SECRET}'}}"),
+    f'[{{"name": "password", "type": "x", "value": "{SECRET}"}}]',
+    *(f'[{{"value": "{SECRET}", "name": "DB_PASSWORD"}}]', f"x:\n- name: DB_PASSWORD\n  value: {SECRET}\n"),
+    *(f"x:\npassword:\n  {SECRET}\n", f"x:\npassword: >-\n  {SECRET}", f"x:\n'password': {SECRET}"),
+    f'Authorization: Digest username="u", response="{SECRET}"',
+    *(f"Command '['curl', '-u', 'me:{SECRET}', 'h']' failed", f"Command ['x', '--password', '{SECRET}'] failed"),
+    *(f"http://me@home:{SECRET}@h/", f'"https:\\/\\/me:{SECRET}@h"'),
+]
+MORE_IN_TEXT = [  # what is hidden with what is beside it
+    *(f"password=['{SECRET}']", f"{{'password': ('me', '{SECRET}')}}", f"password='it''s {SECRET}'", f"pwd=('{SECRET}')"),
+    *(f"Password=SecretStr('{SECRET}')", f"{{'password': SecretStr('{SECRET}')}}"),
 ]
 
 SCHEMA = '{"type":"struct","fields":[{"name":"password","type":"string","nullable":true,"metadata":{}}]}'
@@ -61,5 +72,11 @@ NO_SECRETS = [
     *(("anything", "WHERE token=?"), ("anything", "id BIGINT, password STRING"), ("anything", "{password: string}")),
     *((name, SCHEMA) for name in ("schema", "avroSchema", "--schema")),
     *(("anything", SCHEMA), ("anything", '{"password": {"type": "string"}}'), ("anything", "struct<password:string>")),
+    *((name, "x") for name in ("container.image.pullSecrets", "google.cloud.auth.service.account.json.keyfile", "secretary")),
+    *((name, "x") for name in ("delegation.token.binding", "token-expires-in-ms", "--password-env", "api_key_header")),
+    *(("--credentials", "/etc/gcp.json"), ("--cols", '{"token": "string"}'), ("--types", "token=STRING,pin=INT")),
+    *(("--join", "l.session_token=r.session_token"), ("anything", "GOOGLE_APPLICATION_CREDENTIALS=/etc/gcp.json")),
+    *(("anything", text) for text in ("WHERE token = %(token)s", "password=${DB_PASSWORD}", "password={{ conn.x }}")),
+    *(("anything", 'secret={"env": "NAME"}'), ("--cookie", "no"), ("anything", "use '--password', or '--file'")),
     *(("query", "SELECT * FROM orders WHERE id = 1"), ("fetchsize", 1000), ("max_tokens", 5), ("useCredentials", True)),
 ]

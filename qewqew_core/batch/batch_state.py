@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from qewqew_core.secrecy import quoted
+
 if TYPE_CHECKING:
     from qewqew_core.formats.chunk_state import Chunk
 
@@ -55,7 +57,7 @@ def checked(batch: BatchState) -> BatchState:
         or any(type(number) is not int for number in numbers)
         or type(batch.lease_timeout) not in (int, type(None))
     ):
-        raise ValueError(f"this is not a batch: {batch.id!r:.120}")
+        raise ValueError(f"this is not a batch: {quoted(batch.id, 120)}")
     return batch
 
 

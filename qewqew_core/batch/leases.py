@@ -31,6 +31,7 @@ from qewqew_core.disk.files import Files
 from qewqew_core.disk.opening import refusing
 from qewqew_core.errors import BadArgument, BadManifest, BatchConflict, BatchExpired, BatchNotFound, Corrupt, DiskFull
 from qewqew_core.keys import key_hash
+from qewqew_core.secrecy import quoted
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
@@ -277,7 +278,9 @@ class Leases:
             expired = self._state.expired_keys.values()
             if any(places.numbered_id(self._source.name, number) == batch_id for _, number in expired):
                 raise BatchExpired(f"batch {batch_id} was acknowledged, and its records are no longer kept", path=path)
-            raise BatchNotFound(f"no batch has the id {batch_id!r:.120}; batches(), or `qewqew batches`, lists them", path=path)
+            raise BatchNotFound(
+                f"no batch has the id {quoted(batch_id, 120)}; batches(), or `qewqew batches`, lists them", path=path
+            )
         return state
 
     # What a `Batch` calls
@@ -477,7 +480,9 @@ class HasBatches:
                 return self.batch(key)
             except BatchNotFound:
                 if (state := self._leases.of_key(key)) is None:
-                    raise BatchNotFound(f"no batch has the key or the id {key!r:.120}", path=self._leases.engine.path) from None
+                    raise BatchNotFound(
+                        f"no batch has the key or the id {quoted(key, 120)}", path=self._leases.engine.path
+                    ) from None
                 return self._present(state)
 
     def _present(self, state: BatchState) -> Batch:
@@ -488,7 +493,7 @@ def check_limits(max_attempts: int, retention: timedelta, retention_bytes: int) 
     arguments.check_whole("max_attempts", max_attempts, 1, 1 << 31)
     arguments.check_whole("retention_bytes", retention_bytes, 0, sys.maxsize)
     if not isinstance(retention, timedelta) or retention < timedelta(0):
-        raise BadArgument(f"retention must be a timedelta of zero or more, not {retention!r:.60}")
+        raise BadArgument(f"retention must be a timedelta of zero or more, not {quoted(retention, 60)}")
 
 
 def _lease_time(seconds: float | None) -> int | None:
@@ -496,5 +501,5 @@ def _lease_time(seconds: float | None) -> int | None:
     if seconds is None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < 1e10:
-        raise BadArgument(f"lease_timeout must be a number of seconds above 0, or None, not {seconds!r:.60}")
+        raise BadArgument(f"lease_timeout must be a number of seconds above 0, or None, not {quoted(seconds, 60)}")
     return max(1, int(seconds * 1000))

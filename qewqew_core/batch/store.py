@@ -24,6 +24,7 @@ from qewqew_core.disk.files import DISK, Files, check_regular, files_of, read_wh
 from qewqew_core.disk.opening import refusing
 from qewqew_core.disk.reserve import FULL
 from qewqew_core.errors import BadArgument, BadPath, Broken, DiskFull, StoreError
+from qewqew_core.secrecy import quoted
 
 Read = Callable[[int, int], bytes]  # (start, end): the bytes between, fewer only where the file ends
 
@@ -143,7 +144,7 @@ class Local(Store):
                 try:
                     names = files.list(place)
                     if other := next((name for name in names if not (ours.fullmatch(name) or _WRITING.fullmatch(name))), None):
-                        said = f"it has a file {other!r:.120}, which is not ours, so it was left as it is; see what it is"
+                        said = f"it has a file {quoted(other, 120)}, which is not ours, so it was left as it is; see what it is"
                         raise BadPath(said, path=place)
                     for name in names:
                         files.unlink(os.path.join(place, name))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import time
+from urllib.parse import quote, quote_plus
 
 import pytest
 from commands import run
-from secret_forms import IN_TEXT, NAMES, NO_SECRETS, SECRET
+from secret_forms import IN_TEXT, MORE_IN_TEXT, NAMES, NO_SECRETS, SECRET
 
-from qewqew_core import BadArgument, BadPath, Corrupt, Locked
+from qewqew_core import BadArgument, BadKey, BadPath, Corrupt, Locked
+from qewqew_core.arguments import check_key
 from qewqew_core.references import is_reference, refuse_in_clear, resolved
-from qewqew_core.secrecy import hide, secrets_of
+from qewqew_core.secrecy import hide, quoted, secrets_of
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -37,6 +40,12 @@ def test_a_secret_is_found_in_urls_and_texts(text):
     with pytest.raises(BadArgument, match="'anything' has a password or another secret in clear text") as caught:
         refuse_in_clear("output", {"anything": text})
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", MORE_IN_TEXT)
+def test_a_secret_is_hidden_with_what_is_beside_it(text):
+    assert SECRET in "".join(secrets_of("anything", text))
+    assert SECRET not in hide(text)
 
 
 @pytest.mark.parametrize(("name", "value"), NO_SECRETS)
@@ -66,6 +75,15 @@ def test_what_is_none_is_taken_and_shown(name, value):
         "'a': ",
         "identified by ",
         "cookie:",
+        "'-u', '",
+        "password=[",
+        "password='' ",
+        "password:\n ",
+        "'value': 'a', ",
+        "'name': 'password', 'a': 'b', ",
+        "authorization: digest response ",
+        "http:/a:",
+        "https:\\/\\/a:",
     ],
 )
 def test_a_long_text_is_searched_in_proportion_to_its_length(part):
@@ -115,6 +133,29 @@ def test_what_a_reference_gave_is_hidden_whatever_its_option_is_called(tmp_path,
     assert hide("(hunter2) 12 hush-hush/x") == "(…) … …/x"
     assert hide("first line second one") == "… …"
     assert "hunter2" not in str(BadPath("cannot reach 'hunter2'", path="/x/hunter2/y"))
+
+
+@pytest.mark.parametrize(
+    "value", ["hush\\hush", 'it\'s "hush"', "hüsh!hush", "first hush\nsecond88", "first hush\r\nsecond88\r\n", "a/b+c=d&e f%g"]
+)
+def test_what_a_reference_gave_is_hidden_however_it_is_written(value, monkeypatch):
+    monkeypatch.setenv("GIVEN", value)
+    resolved({"innocent": {"env": "GIVEN"}})
+    written = [repr(value), repr(value.encode()), json.dumps(value), json.dumps(value, ensure_ascii=False), repr({"x": value})]
+    for text in [*written, quote(value, safe=""), quote_plus(value)]:
+        assert re.search(r"hush|second|it's|a/b|a%2Fb|sh!", hide(text)) is None, hide(text)
+    assert hide(f"x\\n{value.splitlines()[-1]} y") == "x\\n… y"
+
+
+@pytest.mark.parametrize("before", range(0, 64, 3))
+def test_a_text_is_cut_when_its_secrets_are_hidden(before):
+    shown = quoted("x" * before + f"https://me:{SECRET}@host/x" * 3, 60)
+    assert "hush" not in shown
+    assert len(shown) <= 60
+    assert "hush" not in quoted([f"https://me:{SECRET}@h"], 20)
+    with pytest.raises(BadKey) as caught:
+        check_key("/" * (70 + before) + f"https://me:{SECRET}@host/x")
+    assert "hush" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", IN_TEXT)
