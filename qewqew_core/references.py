@@ -37,6 +37,8 @@ def resolved(options: Mapping[str, Any]) -> dict[str, Any]:
             hide_from_now_on(name, value)
         elif isinstance(value, Mapping):
             value = resolved(value)
+        elif isinstance(value, (list, tuple)):
+            value = [resolved({name: each})[name] for each in value]
         found[name] = value
     return found
 

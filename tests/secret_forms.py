@@ -39,6 +39,7 @@ IN_TEXT = [
     *(f"x:\npassword:\n  {SECRET}\n", f"x:\npassword: >-\n  {SECRET}", f"x:\n'password': {SECRET}"),
     f'Authorization: Digest username="u", response="{SECRET}"',
     *(f"Command '['curl', '-u', 'me:{SECRET}', 'h']' failed", f"Command ['x', '--password', '{SECRET}'] failed"),
+    *(f"not 'https://h/q?token={SECRET}' here", f"not ('password={SECRET}')"),
     *(f"http://me@home:{SECRET}@h/", f'"https:\\/\\/me:{SECRET}@h"'),
 ]
 MORE_IN_TEXT = [  # what is hidden with what is beside it

@@ -9,19 +9,21 @@ from typing import Any
 from airflow.providers.common.compat.sdk import redact
 
 from qewqew_core.errors import QewQewError, StoreError
-from qewqew_core.secrecy import hide
+from qewqew_core.secrecy import hide, secrets_of
 
 
-def masked(value: Any) -> Any:
-    """The same, with all texts as Airflow shows them: it knows the secrets of connections and variables, we those of URLs."""
+def masked(value: Any, name: str = "") -> Any:
+    """The same, with all texts as Airflow shows them: it knows the secrets of connections and variables, we those of URLs, and
+    of what has a ``name`` that says so.
+    """
     match value:
         case str():
-            return redact(hide(value))
+            return redact(hide(value, {name: value}))
         case Mapping():
-            return {name: masked(each) for name, each in value.items()}
+            return {name: masked(each, str(name)) for name, each in value.items()}
         case list() | tuple():
-            return [masked(each) for each in value]
-    return value
+            return [masked(each, name) for each in value]
+    return "…" if any(secrets_of(name, value)) else value
 
 
 @contextmanager

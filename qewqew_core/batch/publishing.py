@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
+from qewqew_core.arguments import check_path_text
 from qewqew_core.batch import manifest
 from qewqew_core.batch.manifest import MANIFEST, Manifest, Segment
 from qewqew_core.batch.segments import SegmentFile, open_file
 from qewqew_core.batch.store import Local, Store, local_path, store_of
 from qewqew_core.crc import crc32
-from qewqew_core.disk.opening import refusing
+from qewqew_core.disk.opening import adding
 from qewqew_core.errors import BadManifest, BadPath, StoreError
 
 _STEP = 4 << 20  # bytes that are in memory, beside what a store's client keeps
@@ -41,19 +42,26 @@ def publish(
     ``options``: see `store.store_of`. ``progress`` is called with the bytes done so far, and with how many there are.
 
     Raises `BadManifest` and `Corrupt` (the batch is damaged: it is not published), `BadPath` if another batch is there, or
-    something else, or without permission,
-    `BadArgument`, `StoreError`, `DiskFull`, `Broken` (an fsync failed), and other `OSError` of a directory.
+    something else, or the directory cannot be written, `BadArgument`, `StoreError`, `DiskFull`, and `Broken` (an fsync failed).
     """
     body = manifest.load(batch)
     source = Local(os.path.dirname(manifest.manifest_path(batch)))
     if re.fullmatch(r"[\w-][\w.-]*", body.id) is None:
         raise BadManifest(f"the id {body.id!r} cannot be the name of a directory", path=source.locate(MANIFEST))
     local = local_path(url)
+    if local is not None:
+        store_of(check_path_text("batch", url))  # refuses a secret in what a file: URI says
     path = f"{url.rstrip('/')}/{body.id}" if local is None else os.path.join(os.path.abspath(local), body.id)
     target = store_of(path, options)
-    _check(target, body)
-    target.clean()
-    files, tell = body.files(), progress or (lambda done, total: None)
+    with adding(target.path, "batch"):
+        _check(target, body)
+        target.clean()
+        _copy(body, source, target, progress or (lambda done, total: None))
+    return path
+
+
+def _copy(body: Manifest, source: Store, target: Store, tell: Callable[[int, int], None]) -> None:
+    files = body.files()
     done, total = 0, sum(files.values())
     for name, size in files.items():
         of_file = sorted((segment for segment in body.segments if segment.file == name), key=lambda segment: segment.start)
@@ -67,15 +75,13 @@ def publish(
         done += size
         tell(done, total)
     target.write(MANIFEST, [body.to_json()])
-    return path
 
 
 def _check(target: Store, body: Manifest) -> None:
     """Raise `BadPath` if another batch is there. What is not a manifest was torn by a store that does not write at once."""
     path = target.locate(MANIFEST)
     try:
-        with refusing(target.path, "batch"):
-            text = target.read(MANIFEST)
+        text = target.read(MANIFEST)
     except FileNotFoundError:
         return
     try:

@@ -349,7 +349,7 @@ def store_of(path: str, options: Mapping[str, Any] | None = None) -> Store:
     or if the package for the store is not installed.
     """
     local = local_path(path)
-    if local is not None:
+    if local is not None and not (local != path and any(secrecy.secrets_of("", path))):
         return Local(local)
     if "?" in path or "#" in path:
         shown = secrecy.hide(path.partition("?")[0])

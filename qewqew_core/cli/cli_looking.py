@@ -24,6 +24,7 @@ from qewqew_core.disk.files import DISK, look_into
 from qewqew_core.errors import QewQewError
 from qewqew_core.limits import now_ms
 from qewqew_core.queue.inspection import inspect, key_status
+from qewqew_core.secrecy import hide
 from qewqew_core.tools import listing
 from qewqew_core.tools.listing import Kind
 from qewqew_core.tools.monitoring import MOST
@@ -81,12 +82,12 @@ def _rows(found: Iterable[tuple[str, str]]) -> tuple[list[dict[str, Any]], int]:
     rows: list[dict[str, Any]] = []
     worst = 0
     for name, path in found:
-        row: dict[str, Any] = {"path": name, "kind": None}
+        row: dict[str, Any] = {"path": hide(name), "kind": None}
         try:
             row["kind"] = existing(path)
             row |= _look(path, row["kind"])
         except (QewQewError, OSError) as error:
-            row["error"] = f"{type(error).__name__}: {error}"
+            row["error"] = hide(f"{type(error).__name__}: {error}")
             worst = max(worst, terminal.exit_code(error))
         rows.append(row)
     return rows, worst

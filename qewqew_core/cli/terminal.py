@@ -20,6 +20,7 @@ from rich.text import Text
 from qewqew_core import errors
 from qewqew_core.disk.files import DISK
 from qewqew_core.formats.zbus import Message
+from qewqew_core.secrecy import hide
 from qewqew_core.tools.exchange import few, json_line
 from qewqew_core.tools.printing import json_text, visible
 
@@ -62,7 +63,7 @@ class Commands(typer.core.TyperGroup):
             raise typer.Exit(exit_code(error)) from None
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
-            say(f"{type(error).__name__}: {where}{error.strerror or error}")
+            say(hide(f"{type(error).__name__}: {where}{error.strerror or error}"))
             drop_output()
             raise typer.Exit(FAILED) from None
 

@@ -113,7 +113,7 @@ class Directories:
         self._kept, me = kept, os.geteuid()
         if self.group is not None:
             self._is_shared = True
-            self._check_owner_of(status, self.group)
+            self._check_home_of(self.group, kept[self._base], status)
             self._check_store()
             return
         is_others = me != 0 and status.st_uid not in (me, 0)
@@ -125,12 +125,14 @@ class Directories:
             if is_foreign:
                 raise Foreign(self._base, None)
         if self._is_of is not None:
-            self._check_owner_of(status, self._is_of)
+            self._check_home_of(self._is_of, kept[self._base], status)
             self._check_store()
 
-    def _check_owner_of(self, status: os.stat_result, group: int) -> None:
-        """Whose the directory of a group is may make files of that group in it."""
-        if is_outsider(status.st_uid, group):
+    def _check_home_of(self, group: int, fd: int, status: os.stat_result) -> None:
+        """Whose the directory of a group is may make files of that group in it, and so may those in its access list, which its
+        mode does not show.
+        """
+        if is_outsider(status.st_uid, group) or has_access_list(fd):
             raise Foreign(self._base, group)
 
     def _check_store(self) -> None:
@@ -316,6 +318,15 @@ def led_to(path: str) -> str:
 def is_for_group(status: os.stat_result, group: int) -> bool:
     """Whether all members of the group may use this file or directory, and nobody else."""
     return status.st_gid == group and stat.S_IMODE(status.st_mode) == FOR_GROUP[stat.S_ISDIR(status.st_mode)]
+
+
+def has_access_list(directory: int | str) -> bool:
+    """Whether a directory says by a POSIX ACL who may use it, or what is made in it (acl(5))."""
+    try:
+        names = os.listxattr(directory)
+    except OSError:  # a file system that has none
+        return False
+    return any(name.startswith("system.posix_acl_") for name in names)
 
 
 def is_being_made(name: str, above: int | None = None) -> bool:

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator
 
 from qewqew_core.arguments import group_name, is_outsider, user_name
-from qewqew_core.disk.directories import FOR_GROUP, Foreign, is_for_group
+from qewqew_core.disk.directories import FOR_GROUP, Foreign, has_access_list, is_for_group
 from qewqew_core.disk.files import DISK
 from qewqew_core.disk.reserve import FULL
 from qewqew_core.errors import BadPath, Broken, DiskFull, OutOfResources, QewQewError
@@ -177,6 +177,11 @@ def _whose(path: str, what: str, group: int | None) -> str:
             f"{found} that belongs to {owner}, who is not in the group {has} (getent group) and could make files of it here, "
             f"cannot be the home of a {what} that this group shares. Nothing was changed; if it is right here, let root have it "
             f"(chown root {path}), or add the user (gpasswd -a USER GROUP); else move it away"
+        )
+    if group is not None and is_for_group(status, group) and has_access_list(path):
+        return (
+            f"{found} with an access list (getfacl {path}), by which users who are not in the group {has} may get in, cannot be "
+            f"the home of a {what} that this group shares. Nothing was changed; remove the list (setfacl -b -k {path})"
         )
     if group is not None:
         wanted, kind = group_name(group), stat.S_IFMT(status.st_mode)

@@ -164,7 +164,8 @@ class Queue(HasBatches, Closes):
                         self._files.unlink(self.path)
                 self._release()
                 if isinstance(error, Corrupt):
-                    error.args = (f"{error}. `qewqew repair {self.path}` rescues what can be read",)
+                    said = f"{error.what}. `qewqew repair {self.path}` rescues what can be read"
+                    raise Corrupt(said, path=error.path, offset=error.offset) from error
                 raise
         raise AssertionError
 

@@ -6,6 +6,7 @@ import grp
 import os
 import pwd
 import shutil
+import struct
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -195,6 +196,32 @@ def test_a_directory_of_who_is_not_in_the_group_is_refused(store: str, is_member
             os.chown(place, 0, group)
             is_member = True
             as_user(use, home / "s", ONE, [group])
+
+
+@pytest.mark.parametrize("kind", ["access", "default"])
+@pytest.mark.parametrize("store", ["queue", "topic"])
+def test_a_directory_whose_access_list_may_let_others_in_is_refused(store: str, kind: str, home: Path) -> None:
+    """Its mode does not show them."""
+    place = home / "s" if store == "topic" else home
+    place.mkdir(exist_ok=True)
+    os.chown(place, ONE, GROUP)
+    place.chmod(0o2770)
+    nobody = 0xFFFFFFFF
+    entries = [(1, 7, nobody), (2, 7, OUTSIDER), (4, 7, nobody), (0x10, 7, nobody), (0x20, 0, nobody)]  # acl(5)
+    os.setxattr(
+        place, f"system.posix_acl_{kind}", struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *each) for each in entries)
+    )
+    assert place.stat().st_mode & 0o7777 == 0o2770
+
+    def use(path: Path) -> None:
+        told = tried(store, path, group=str(GROUP))
+        assert f"{place}: a directory with an access list (getfacl {place})" in told
+        assert f"remove the list (setfacl -b -k {place})" in told
+        assert not [*place.iterdir()]
+
+    as_member(use, home / "s", ONE)
+    os.removexattr(place, f"system.posix_acl_{kind}")
+    as_member(USES[store], home / "s", OTHER)
 
 
 @pytest.mark.parametrize("user", [ONE, OTHER, 0])

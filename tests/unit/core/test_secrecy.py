@@ -12,7 +12,7 @@ import pytest
 from commands import run
 from secret_forms import IN_TEXT, MORE_IN_TEXT, NAMES, NO_SECRETS, SECRET
 
-from qewqew_core import BadArgument, BadKey, BadPath, Corrupt, Locked
+from qewqew_core import BadArgument, BadKey, BadPath, Corrupt, Locked, Queue
 from qewqew_core.arguments import check_key
 from qewqew_core.references import is_reference, refuse_in_clear, resolved
 from qewqew_core.secrecy import hide, quoted, secrets_of
@@ -176,6 +176,33 @@ def test_a_pair_of_a_name_and_a_value_is_found_in_json():
 )
 def test_anything_else_is_no_reference(value):
     assert not is_reference(value)
+
+
+def test_what_a_list_refers_to_is_read_too(monkeypatch):
+    monkeypatch.setenv("GIVEN", "hunter3")
+    assert resolved({"x": [{"y": {"env": "GIVEN"}}, {"env": "GIVEN"}, 1]}) == {"x": [{"y": "hunter3"}, "hunter3", 1]}
+
+
+@pytest.mark.parametrize("command", ["import {} {}", "metrics {} --output {}", "put {} --file {}", "ls {1}"])
+def test_no_error_of_the_system_shows_a_secret_on_the_command_line(command, tmp_path):
+    run("put", tmp_path / "q", "a")
+    for place in f"/nowhere/x?token={SECRET}", f"/nowhere/https://me:{SECRET}@h/x":
+        done = run(*command.format(tmp_path / "q", place).split())
+        assert done.exit_code
+        assert SECRET not in done.output
+        assert "nowhere" in done.output
+
+
+def test_a_file_url_with_a_secret_names_no_directory(tmp_path):
+    with Queue(tmp_path / "q") as q:
+        q.put(b"a")
+        batch = q.lease("key")
+        with pytest.raises(BadArgument, match="does not name a directory") as caught:
+            batch.publish(f"file://{tmp_path}/d?password={SECRET}")
+        assert SECRET not in str(caught.value)
+        with pytest.raises(BadPath, match="without NUL"):
+            batch.publish(f"{tmp_path}/a\0b")
+    assert sorted(each.name for each in tmp_path.iterdir() if not each.name.startswith("q")) == []
 
 
 def test_the_command_line_takes_no_secret(tmp_path):
