@@ -185,6 +185,8 @@ def test_what_leaves_a_task_has_no_secret() -> None:
         ]
         assert "known" not in str(told)
         assert SECRET not in str(told), text
+    named = {"password": SECRET, "a": {"token": [SECRET, 7], "pin": 1234}, "user": "me"}
+    assert masked(named) == {"password": "…", "a": {"token": ["…", "…"], "pin": "…"}, "user": "me"}
     assert masked({"read": 1, "key": "dag|run", "tokens": 5}) == {"read": 1, "key": "dag|run", "tokens": 5}
 
 

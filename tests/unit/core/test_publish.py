@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -275,6 +276,16 @@ def test_a_full_disk_is_named(batch, tmp_path):
     assert out.startswith(f"{target}/{batch.id}/q.30001: no room on the file system")
     assert issubclass(DiskFull, OSError)
     assert os.listdir(target / batch.id) == []
+
+
+@pytest.mark.parametrize("error", [errno.EROFS, errno.EIO])
+def test_a_directory_that_cannot_be_written_is_named(batch, tmp_path, monkeypatch, error):
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "mkdir", fails)
+    with pytest.raises(BadPath, match=rf"{tmp_path}/p.*: cannot be written: {os.strerror(error)}. Nothing was added"):
+        batch.publish(f"{tmp_path}/p")
 
 
 @pytest.mark.parametrize("after", [0, 1, 800_000, 1_500_000, 2_400_000])
