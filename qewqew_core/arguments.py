@@ -105,6 +105,15 @@ def check_timeout(name: str, value: object) -> float:
     return float(value)
 
 
+def lease_time(seconds: float | None) -> int | None:
+    """For how long a lease is, in milliseconds, given seconds; None: until it ends. Raises `BadArgument`."""
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < 1e10:
+        raise BadArgument(f"lease_timeout must be a number of seconds above 0, or None, not {quoted(seconds, 60)}")
+    return max(1, int(seconds * 1000))
+
+
 def deadline(timeout: float | None) -> float | None:
     """Until when to wait, by the monotonic clock; None: forever. Raises `BadArgument`."""
     if timeout is None:

@@ -189,7 +189,7 @@ class Leases:
     def _lease(self, key: str, max_records: int | None, max_bytes: int | None, lease_timeout: float | None) -> BatchState | None:
         most_records = arguments.check_bound("max_records", max_records) or sys.maxsize
         most_bytes = arguments.check_bound("max_bytes", max_bytes) or sys.maxsize
-        lasts = _lease_time(lease_timeout)
+        lasts = arguments.lease_time(lease_timeout)
         self.return_expired(except_for=key)
         while True:
             state = self.of_key(key)
@@ -278,9 +278,8 @@ class Leases:
             expired = self._state.expired_keys.values()
             if any(places.numbered_id(self._source.name, number) == batch_id for _, number in expired):
                 raise BatchExpired(f"batch {batch_id} was acknowledged, and its records are no longer kept", path=path)
-            raise BatchNotFound(
-                f"no batch has the id {quoted(batch_id, 120)}; batches(), or `qewqew batches`, lists them", path=path
-            )
+            wrong = quoted(batch_id, 120)
+            raise BatchNotFound(f"no batch has the id {wrong}; batches(), or `qewqew batches`, lists them", path=path)
         return state
 
     # What a `Batch` calls
@@ -299,7 +298,7 @@ class Leases:
     def extend(self, batch: Batch, lease_timeout: float | None) -> None:
         with self.exclusive():
             state = self._current(batch, "leased")
-            lasts = _lease_time(lease_timeout) or state.lease_timeout
+            lasts = arguments.lease_time(lease_timeout) or state.lease_timeout
             if lasts is None:
                 raise BadArgument(f"batch {state.id} was leased without lease_timeout: its lease never ends")
             self._source.commit(Extend(state.id, lasts))
@@ -480,9 +479,7 @@ class HasBatches:
                 return self.batch(key)
             except BatchNotFound:
                 if (state := self._leases.of_key(key)) is None:
-                    raise BatchNotFound(
-                        f"no batch has the key or the id {quoted(key, 120)}", path=self._leases.engine.path
-                    ) from None
+                    raise BatchNotFound(f"no batch has key or id {quoted(key, 120)}", path=self._leases.engine.path) from None
                 return self._present(state)
 
     def _present(self, state: BatchState) -> Batch:
@@ -494,12 +491,3 @@ def check_limits(max_attempts: int, retention: timedelta, retention_bytes: int) 
     arguments.check_whole("retention_bytes", retention_bytes, 0, sys.maxsize)
     if not isinstance(retention, timedelta) or retention < timedelta(0):
         raise BadArgument(f"retention must be a timedelta of zero or more, not {quoted(retention, 60)}")
-
-
-def _lease_time(seconds: float | None) -> int | None:
-    """In milliseconds."""
-    if seconds is None:
-        return None
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < 1e10:
-        raise BadArgument(f"lease_timeout must be a number of seconds above 0, or None, not {quoted(seconds, 60)}")
-    return max(1, int(seconds * 1000))

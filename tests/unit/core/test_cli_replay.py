@@ -73,7 +73,7 @@ def test_a_batch_that_cannot_be_replayed_is_told_and_nothing_is_done(path, acked
     with Queue(path) as q:
         q.lease("run 2")
     refused(1, "replay", path, "run 0", "run 2", match="is leased, not acknowledged")
-    refused(3, "replay", path, "run 0", "run 3", match="no batch has the key or the id 'run 3'")
+    refused(3, "replay", path, "run 0", "run 3", match="no batch has key or id 'run 3'")
     refused(3, "replay", path.parent / "no", "run 0", match="there is no queue here")
     refused(2, "replay", path, "run 0", "--name", "a/b", match="BadKey")
     assert inspect(path).records == 0
