@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
@@ -78,7 +79,6 @@ _VALUE = re.compile(  # also b'…', SecretStr('…'), ['…', '…'] and 'it''s
     r"""|([^\s;&,()"'{=\[][^\s;&,()"'{]*))"""
 )
 _FORMS = (_PEM, _HOOK, _TOKEN, _URL, _ORACLE, _BEARER, _DIGEST, _COOKIE, _LOGIN, _NAMED, _ENTRY, _REVERSED, _QUOTED, _ARGUMENT)
-_IN_TEXT = re.compile("|".join((*_FORMS, _LISTED, _YAML, _SQL)))
 _BEFORE = re.compile(r"([^\"'\\]+)")
 _FILE = re.compile(r"(?:/|\./|~/)[\w./-]+\.[A-Za-z]{2,5}")  # of credentials
 # Each form has one, most texts have none:
@@ -187,7 +187,7 @@ def _places(text: str) -> Iterator[tuple[int, int]]:
     end, letters = 0, text.lower()
     if not any(sign in letters for sign in _SIGNS):
         return
-    for found in _IN_TEXT.finditer(text):
+    for found in _in_text().finditer(text):
         if found.start() < end:
             continue
         place: re.Match[str] | None = found
@@ -200,6 +200,12 @@ def _places(text: str) -> Iterator[tuple[int, int]]:
         if place and place[place.lastindex or 0].lower() not in _NOTHING:
             start, end = place.span(place.lastindex or 0)
             yield start, end
+
+
+@cache
+def _in_text() -> re.Pattern[str]:
+    """Late: it takes longer than all of the others, and many a process needs none."""
+    return re.compile("|".join((*_FORMS, _LISTED, _YAML, _SQL)))
 
 
 def _value_of(name: str, found: re.Match[str]) -> re.Match[str] | None:
