@@ -210,9 +210,11 @@ def _in_text() -> re.Pattern[str]:
 
 def _value_of(name: str, found: re.Match[str]) -> re.Match[str] | None:
     """The value after a name in a text, if it is a secret."""
+    if found.string.startswith(("{{", "${", "$("), found.end()):  # what a template or a shell will give
+        return None
     value = _VALUE.match(found.string, found.end()) if _is_secret(name) else None
     if value is None or _is_nothing(name, (said := value[value.lastindex or 0]).rstrip("}")):
         return None
-    if reference_of(value[0] + "}") or value[0].startswith("{{"):  # and what a template will give
+    if reference_of(value[0] + "}"):
         return None
     return None if found.lastgroup == "name" and found[0][-1].isspace() and _IN_SQL.fullmatch(said) else value

@@ -77,6 +77,8 @@ def test_what_is_none_is_taken_and_shown(name, value):
         "cookie:",
         "'-u', '",
         "password=[",
+        "password={{",
+        'password={"env"',
         "password='' ",
         "password:\n ",
         "'value': 'a', ",
