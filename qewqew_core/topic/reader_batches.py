@@ -143,7 +143,8 @@ class ReaderBatches(Source):
         for name, base in bases.items():
             block, link = os.path.join(topic_paths.data_of(self._directory), name), os.path.join(directory, name)
             files.link(block, link)
-            if not all(self._view.is_block_at(base, path) for path in (block, link)):
+            is_gone = not self._view.is_block_at(base, block) and not files.exists(block)  # retention has removed it just now
+            if not (self._view.is_block_at(base, link) and (is_gone or self._view.is_block_at(base, block))):
                 raise moved(block, "reader")
         if self._view.is_unsynced():  # the batch is durable, so its messages must be
             self._sync_topic()

@@ -24,7 +24,7 @@ from qewqew_core.disk import journal, lock
 from qewqew_core.disk.descriptors import Closes, Descriptors
 from qewqew_core.disk.files import SMALL, Files, files_of, read_all, read_whole
 from qewqew_core.disk.opening import opening
-from qewqew_core.errors import BadArgument, Broken, Closed, Corrupt, Locked, QewQewError
+from qewqew_core.errors import BadArgument, BadPath, Broken, Closed, Corrupt, Locked, QewQewError
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Common, Message
 from qewqew_core.keys import key_hash
@@ -441,7 +441,10 @@ class Topic(HasHeader, Closes):
         for name in names_of_readers(self.files, self.path):
             if self._is_temporary(name):
                 # Closing deletes it if nobody else has it. Its consumer may just have done so: then this one is not to stay.
-                self.reader(name, temporary=True).close()
+                try:
+                    self.reader(name, temporary=True).close()
+                except (BadPath, Corrupt) as error:  # it is told to who opens it, and keeps nobody from appending
+                    _logger.warning("reader %s, which says that it is temporary, could not be removed: %s", name, error)
 
     def _is_temporary(self, name: str) -> bool:
         return reader_files.is_temporary(self.files, self.path, name)

@@ -19,6 +19,7 @@ from stride import Every
 
 from qewqew_core import Locked, Message, Topic
 from qewqew_core.disk import lock
+from qewqew_core.disk.files import Files
 from qewqew_core.limits import LIMITS
 from qewqew_core.topic.reader_inspection import look
 
@@ -205,3 +206,30 @@ def test_a_process_that_is_killed_while_it_makes_a_reader_leaves_none_without_it
     assert subprocess.run([sys.executable, "-c", program, tmp_path / "t"], check=False).returncode == 9
     with Topic(tmp_path / "t") as topic, topic.reader("eu") as reader:
         assert [one.body for one in reader] == [b"1"]
+
+
+@pytest.mark.parametrize("byte", [0xFF, 0x55, 0])
+def test_a_reader_whose_rdx_says_nothing_that_can_be_keeps_nobody_from_appending(tmp_path, byte):
+    with Topic(tmp_path / "t") as topic:
+        topic.append_many([b"%d" % number for number in range(20)])
+        for name in ("r1", "r2"):
+            with topic.reader(name) as reader:
+                reader.commit(reader.read())
+    (tmp_path / "t/reader/r1.rdx").write_bytes(bytes([byte]) * 5000)
+    with Topic(tmp_path / "t") as topic:
+        assert topic.append(b"20") == 20
+        with topic.reader("r2") as reader:
+            assert [message.body for message in reader.read_many(30)] == [b"%d" % number for number in range(1, 21)]
+
+
+def test_a_block_that_retention_removes_while_it_is_leased_is_in_the_batch(tmp_path):
+    class Removing(Files):
+        def link(self, source, target):
+            super().link(source, target)
+            os.unlink(source)
+
+    with Topic(tmp_path / "t", _files=Removing()) as topic, topic.reader("r") as reader:
+        topic.append_many([b"%d" % number for number in range(20)])
+        batch = reader.lease("key")
+        assert [bytes(body) for body in batch] == [b"%d" % number for number in range(20)]
+        batch.ack()
