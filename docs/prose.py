@@ -31,6 +31,14 @@ INSTEAD = {  # a pattern, and what to write instead
     "shall": "should, will",
     "if one may": "if you may",
     "(is|are|was|were) put right": "repaired",
+    "Other than": "unlike",
+    "(becomes?|become) of": "happens to",
+    "(this|that) very": "the same",
+    "in the making": "that is being created",
+    "works? off": "works through",
+    "made if it is missing": "created",
+    r"there \| here": "the names of the two",
+    r"\w+\.\x20{2}\w+": "one space",
 }
 
 

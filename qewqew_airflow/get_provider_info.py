@@ -76,7 +76,7 @@ def _connection_fields() -> dict[str, Any]:
     def field(label: str, description: str, kind: str, **schema: int) -> dict[str, Any]:
         return {"label": label, "description": description, "schema": {"type": [kind, "null"], **schema}}
 
-    hostname = "The host that has the directory, as task instances show it; *: every worker has this very directory"
+    hostname = "The host that has the directory, as task instances show it; *: every worker sees the same directory"
     sync = "commit: a commit is on disk when it returns; never: it survives a kill, but not a power cut"
     records = "How many records may wait in a queue; a task that stages more fails (default: no limit)"
     log_bytes = "Bytes by which a log grows before it is cut back to a snapshot (default 4 MiB)"

@@ -184,7 +184,7 @@ class QewQewHook(BaseHook):
             raise WrongHost(
                 f"connection {self.qewqew_conn_id!r} has this directory on host {where!r}, but this runs on {here!r}; give the "
                 f"task a queue= that only the worker on {where!r} serves, or correct hostname in the connection's extra "
-                f"({EVERY_HOST!r}: every worker has this very directory)",
+                f"({EVERY_HOST!r}: every worker sees the same directory)",
                 path=directory,
             )
 
@@ -247,7 +247,7 @@ class QewQewHook(BaseHook):
         if "hostname" not in self._extra() and conf.get("core", "executor") != "LocalExecutor":
             self.log.warning(
                 "Connection %r does not say which host has %s; set hostname in its extra to its name (this is %r), or to %r if "
-                "every worker has this very directory",
+                "every worker sees the same directory",
                 self.qewqew_conn_id,
                 self.connection.host,
                 get_hostname(),

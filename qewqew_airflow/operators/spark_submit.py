@@ -324,7 +324,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     def _submit(self, context: Context, batch: Batch, manifest: str) -> dict[str, Any]:
         if self._killed:  # before spark-submit ran, so on_kill could not stop it
             raise AirflowException("killed before spark-submit")
-        # A driver's id is for tries on this very batch: a batch that was put back may leave its id to another.
+        # A driver's id is for tries on this same batch: a batch that was put back may leave its id to another.
         self.external_id_key = f"spark_job_id.{batch.id}.{batch.made}"
         self._K8S_DRIVER_STATUS_KEY = f"k8s_driver_status.{batch.id}.{batch.made}"
         with tempfile.TemporaryDirectory(prefix="qewqew-") as directory:  # mode 0700

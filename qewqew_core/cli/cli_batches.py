@@ -67,7 +67,8 @@ def replay(
 ) -> None:
     """Put the records of acknowledged batches into the queue again, at its end, while they are kept.
 
-    Each batch is one commit and happens once: after an interruption, repeat it. For a topic, move or copy a reader instead.
+    Each batch is one commit and is put once: after an interruption, repeat the command. For a topic, move or copy a reader
+    instead.
     """
     repeated: dict[str, bool] = {}
     with existing_queue(
@@ -114,7 +115,7 @@ def nack(
 ) -> None:
     """Return leased batches: the work on them failed, and the next lease gets them first.
 
-    Do this only when nobody works on them any more, or two jobs will.
+    Do this only when nobody works on them any more; otherwise two jobs will.
     """
     with leasing(path, reader, lock_timeout, max_attempts=max_attempts) as queue:
         _end(queue, batch_ids, lambda batch: batch.nack(reason), as_json)
@@ -131,14 +132,14 @@ def publish(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help='An option for the store. Others see it in the process list: a secret as {"env": "NAME"} or {"file": "PATH"}.',
+            help='An option for the store. Others can see it: give a secret as {"env": "NAME"} or {"file": "PATH"}.',
         ),
     ] = None,
     reader: ReaderName = None,
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Copy a batch to URL/ID, where Spark on other machines can read it. Repeat it after an interruption: it goes on.
+    """Copy a batch to URL/ID, where Spark on other machines can read it. After an interruption, repeat it: it continues.
 
     The batch keeps its state. The queue is not locked while files are copied, so nobody else may end the batch.
     """

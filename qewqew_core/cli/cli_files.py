@@ -33,7 +33,8 @@ def export(
 ) -> None:
     """Write the records that wait in a queue, or the messages of a topic, to a file as JSON lines. They stay.
 
-    As of now, without a lock; records in batches are not written. The file appears when it is complete and on disk.
+    It writes what waits when it starts, without a lock, and leaves out records in batches. The file appears when it is complete
+    and on disk.
     """
     if as_json and to is None:
         raise typer.BadParameter("--json needs --to: the records go to standard output")
@@ -86,9 +87,9 @@ def import_command(
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Put the records of a file into a queue or topic, all in one commit or none. It is locked only for the commit.
+    """Put the records of a file into a queue or topic, all in one commit or none. The lock is held only for the commit.
 
-    The same records are imported once, so repeat it after an interruption.
+    The same records are imported once, so repeat the command after an interruption.
     """
     _no_parquet(source, 'spark.read.parquet(FILE).write.format("qewqew").mode("append").save(PATH)')
     kind = to_fill(path, as_topic)

@@ -176,8 +176,9 @@ def key_status_command(
 ) -> None:
     """Tell whether what was put under a key is stored, without locking the queue: "stored", "not stored" or "not yet".
 
-    "not yet": a stage still asks for it, or another process has taken its records along, to store them with its own, and has not
-    said whether it has. It may have been stopped or killed: put them again under the same key, and they are stored once.
+    "not yet": a stage still waits to store the records of the key, or another process has taken them along, to store them with
+    its own, and has not said whether it has. That process may have been stopped or killed: put the records again under the same
+    key, and they are stored once.
     """
     existing(path, Kind.QUEUE, "append to the topic again under the same key, and the messages are stored once")
     status = key_status(path, key)
@@ -186,10 +187,10 @@ def key_status_command(
 
 @app.command(rich_help_panel="Looking")
 def top(
-    directory: Annotated[str, typer.Argument(metavar="DIRECTORY", help="Look through this directory and below.")] = ".",
-    interval: Annotated[float, typer.Option(min=0.1, max=3600, metavar="SECONDS", help="Time between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each look.")] = False,
+    directory: Annotated[str, typer.Argument(metavar="DIRECTORY", help="Watch this directory and its subdirectories.")] = ".",
+    interval: Annotated[float, typer.Option(min=0.1, max=3600, metavar="SECONDS", help="Time between two updates.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once, then exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each update.")] = False,
 ) -> None:
     """Watch the queues and topics below a directory until Ctrl-C, without locking them.
 

@@ -50,7 +50,7 @@ def check(
     max_records: Count = None,
     warn_records: Count = None,
     max_lease_age: Annotated[
-        timedelta | None, typer.Option(parser=duration, metavar="TIME", help="How long the oldest lease may have lasted.")
+        timedelta | None, typer.Option(parser=duration, metavar="TIME", help="How old the oldest lease may be.")
     ] = None,
     max_dead: Annotated[int, typer.Option(min=0, help="How many batches may be dead.")] = 0,
     as_json: Json = False,
@@ -120,13 +120,13 @@ def metrics(
     paths: Paths = None,
     output: Annotated[str | None, typer.Option(metavar="FILE", help="Replace this file as a whole instead of printing.")] = None,
     every: Annotated[
-        timedelta | None, typer.Option(parser=duration, metavar="TIME", help="Repeat it so often, until Ctrl-C; at least 1s.")
+        timedelta | None, typer.Option(parser=duration, metavar="TIME", help="Repeat at this interval (1s or more) until Ctrl-C.")
     ] = None,
 ) -> None:
     """Tell Prometheus what waits and what is leased, returned or dead, even while no DAG runs.
 
-    --output is for the textfile collector of its node_exporter: a file in its directory whose name ends in .prom. Nothing is
-    locked.
+    --output is for the textfile collector of node_exporter: name a file in the collector's directory that ends in .prom. Nothing
+    is locked.
     """
     while True:
         began = time.monotonic()

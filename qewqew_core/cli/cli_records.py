@@ -70,16 +70,16 @@ def put(
     block_size: Annotated[int | None, typer.Option(help="For a topic: the size in bytes at which a new block begins.")] = None,
     dialect: WhichDialect = None,
     min_free_bytes: Annotated[int, typer.Option(help="Exit with 6 instead of leaving less free space on the file system.")] = 0,
-    log_bytes: Annotated[int, typer.Option(help="How many bytes the log grows before it is shortened.")] = 4 << 20,
+    log_bytes: Annotated[int, typer.Option(help="How many bytes the log may grow before it is cut back.")] = 4 << 20,
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Put records into a queue or topic. If nothing is there, it makes a queue, or with --topic a topic.
+    """Put records into a queue or topic. If nothing is there, it creates a queue, or with --topic a topic.
 
     The records are durable when it returns. It reads its input as it comes, and locks the queue or topic only for each commit.
     """
     if lines + null + whole > 1:
-        raise typer.BadParameter("--lines, --null and --whole exclude each other")
+        raise typer.BadParameter("--lines, --null and --whole cannot be combined")
     if records and (file is not None or lines or null or whole):
         raise typer.BadParameter("records come from the arguments or from a file, not both")
     if key is not None:
@@ -160,11 +160,11 @@ def get(
 ) -> None:
     """Take records off the front of a queue and print them. (For a topic: `qewqew topic read`.)
 
-    Records are taken after they are written, so they stay if the output fails or get is killed. The next get then prints the
-    records of the last commit (up to 1,000) again.
+    Records are taken after they are printed, so they stay if the output fails or get is killed. The next get then prints the
+    last of them (up to 1,000) again.
     """
     if everything and number is not None:
-        raise typer.BadParameter("--all and --number exclude each other")
+        raise typer.BadParameter("--all and --number cannot be combined")
     if kind_of(path) is not None:
         existing(path, Kind.QUEUE, "use `qewqew topic read` for a topic")
     most = sys.maxsize if everything else number or 1

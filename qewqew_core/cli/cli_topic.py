@@ -56,14 +56,14 @@ Start = Annotated[
 @app.command()
 def read(
     path: TopicPath,
-    name: Annotated[str, typer.Option("--reader", "-r", metavar="READER", help="Made if it is missing.", show_default=False)],
+    name: Annotated[str, typer.Option("--reader", "-r", metavar="READER", help="Created if it is missing.", show_default=False)],
     number: Annotated[
         int | None, typer.Option("--number", "-n", min=1, max=MOST, help="At most this many messages; 1 by default.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="All messages.")] = False,
     text: FilterText = None,
     start: Start = "oldest",
-    commit: Annotated[bool, typer.Option(help="Commit the messages once they are printed, or give them back.")] = True,
+    commit: Annotated[bool, typer.Option(help="Commit the messages after they are printed, or give them back.")] = True,
     timeout: Timeout = 0,
     null: Null = False,
     as_json: JsonLines = False,
@@ -74,7 +74,7 @@ def read(
     the filter of the reader permanently.
     """
     if everything and number is not None:
-        raise typer.BadParameter("--all and --number exclude each other")
+        raise typer.BadParameter("--all and --number cannot be combined")
     most = sys.maxsize if everything else number or 1
     begin = place_to_start(start)
     taken = 0
@@ -167,7 +167,7 @@ def readers_add(
     dialect: WhichDialect = None,
     as_json: Json = False,
 ) -> None:
-    """Make a reader, and the topic if it is missing."""
+    """Create a reader, and the topic if it is missing."""
     begin = place_to_start(start)
     to_fill(path, as_topic=True)
     with Topic(path, dialect=cast(Any, dialect), group=group()) as topic:
@@ -184,12 +184,12 @@ def _print_place(reader: Reader, verb: str, as_json: bool) -> None:
 
 @readers_app.command("copy")
 def readers_copy(path: TopicPath, source: Name, target: Name, as_json: Json = False) -> None:
-    """Make a reader at the position of another one, or move an existing one there. Filter and batches are not copied."""
+    """Create a reader at the position of another one, or move an existing one there. Filter and batches are not copied."""
     with existing_topic(path) as topic:
         existing_reader(topic, source).close()
         topic.copy_reader(source, target)
         with topic.reader(target) as reader:
-            _print_place(reader, "stands", as_json)
+            _print_place(reader, "is now", as_json)
 
 
 @readers_app.command("seek")
@@ -198,9 +198,11 @@ def readers_seek(
     name: Name,
     number: Annotated[int | None, typer.Option("--number", min=0, help="The number of the next message.")] = None,
     offset: Annotated[int | None, typer.Option("--offset", min=0, help="The offset of the next message in the topic.")] = None,
-    time: Annotated[str | None, typer.Option("--time", metavar="TIME", help="Go on at the first message since; UTC.")] = None,
-    oldest: Annotated[bool, typer.Option("--oldest", help="Go on at the oldest message.")] = False,
-    latest: Annotated[bool, typer.Option("--latest", help="Go on at the next message to come.")] = False,
+    time: Annotated[
+        str | None, typer.Option("--time", metavar="TIME", help="Move to the first message at or after this time (UTC).")
+    ] = None,
+    oldest: Annotated[bool, typer.Option("--oldest", help="Move to the oldest message.")] = False,
+    latest: Annotated[bool, typer.Option("--latest", help="Move to the end: the next message that is appended.")] = False,
     as_json: Json = False,
 ) -> None:
     """Move a reader. Deliveries that are not committed are forgotten."""
@@ -213,7 +215,7 @@ def readers_seek(
             number = stats.first if oldest else stats.next
         with terminal.uninterrupted():
             reader.seek(number=number, offset=offset, time=since)
-        _print_place(reader, "stands", as_json)
+        _print_place(reader, "is now", as_json)
 
 
 @readers_app.command("filter")

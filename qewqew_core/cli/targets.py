@@ -41,18 +41,20 @@ TopicPath = Annotated[str, typer.Argument(metavar="TOPIC", help="The path of the
 BatchId = Annotated[str, typer.Argument(metavar="ID", help="The id of the batch.", show_default=False)]
 BatchIds = Annotated[list[str], typer.Argument(metavar="ID", help="The ids of the batches.", show_default=False)]
 ReaderName = Annotated[
-    str | None, typer.Option("--reader", metavar="READER", help="If PATH is a topic: the reader whose batches are meant.")
+    str | None, typer.Option("--reader", metavar="READER", help="The reader whose batches to use; required if PATH is a topic.")
 ]
-AsTopic = Annotated[bool, typer.Option("--topic", help="If nothing is at PATH, make a topic, not a queue.")]
+AsTopic = Annotated[bool, typer.Option("--topic", help="If nothing is at PATH, create a topic, not a queue.")]
 WhichDialect = Annotated[
-    Dialect | None, typer.Option(help="For a topic; needed the first time for one in dialect C that a zbus server made.")
+    Dialect | None, typer.Option(help="For a topic; needed the first time you open one that a zbus server created in dialect C.")
 ]
 FilterText = Annotated[str | None, typer.Option("--filter", metavar="FILTER", help="For a topic: tags like 'order.*;invoice.#'.")]
 LockTimeout = Annotated[
     float,
     typer.Option(min=0, metavar="SECONDS", help="How long to wait for another process that has the lock.", callback=_seconds),
 ]
-Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for a first record.", callback=_seconds)]
+Timeout = Annotated[
+    float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for a record to arrive.", callback=_seconds)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JsonLines = Annotated[
     bool,
@@ -89,23 +91,23 @@ def existing(path: str, wanted: Kind | None = None, instead: str = "") -> Kind:
         paths.check_path(path)
         raise nothing(path, wanted)
     if wanted not in (None, found):
-        raise BadPath(f"this is a {_called(found, path)}, but the command needs a {wanted}: {instead}", path=path)
+        raise BadPath(f"this is {_called(found, path)}, but the command needs a {wanted}: {instead}", path=path)
     return found
 
 
 def _called(found: Kind | None, path: str) -> str:
     directory, name = os.path.split(os.path.abspath(path))
-    return "file of something else" if found is Kind.QUEUE and name not in queues_in(directory) else str(found)
+    return "another kind of file" if found is Kind.QUEUE and name not in queues_in(directory) else f"a {found}"
 
 
 def to_fill(path: str, as_topic: bool) -> Kind:
-    """What is at a path or, if nothing is, what to make there. Raises `BadPath` if that is impossible."""
+    """What is at a path or, if nothing is, what to create there. Raises `BadPath` if that is impossible."""
     found = kind_of(path)
     if found is Kind.QUEUE and as_topic:
-        raise BadPath(f"this is a {_called(found, path)}, so no topic can be made here: give another path", path=path)
+        raise BadPath(f"this is {_called(found, path)}, so no topic can be created here: give another path", path=path)
     if found is None and not as_topic and os.path.isdir(path):
         raise BadPath(
-            "this is a directory but not a topic: give the path of a queue in it, or add --topic to make one", path=path
+            "this is a directory but not a topic: give the path of a queue in it, or add --topic to create one", path=path
         )
     kind = found or (Kind.TOPIC if as_topic else Kind.QUEUE)
     (paths.check_path if kind is Kind.QUEUE else topic_paths.check_topic_path)(path)
@@ -118,7 +120,7 @@ def only_for(kind: Kind, found: Kind, path: str, **options: object) -> None:
         raise BadArgument(f"this is a {found}, and --{given[0].replace('_', '-')} is only for a {kind}", path=path)
 
 
-# Opening it: what is not there is not made
+# Opening it: what is not there is not created
 
 
 _shared: dict[str, str | None] = {"group": None}

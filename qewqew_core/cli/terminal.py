@@ -38,8 +38,8 @@ EXIT_CODES: list[tuple[type[errors.QewQewError], int]] = [
     (errors.DiskFull, FULL),
 ]
 EPILOG = (
-    "Exit codes: 0 done; 1 another error; 2 wrong usage; 3 nothing there (empty, or no such batch); 4 somebody else has the "
-    "queue open; 5 damage; 6 queue or disk full; 130 interrupted; 141 the reader of the output went away."
+    "Exit codes: 0 done; 1 another error; 2 wrong usage; 3 nothing there (empty, or no such batch); 4 another process has "
+    "the queue open; 5 damage; 6 queue or disk full; 130 interrupted; 141 the output pipe was closed."
 )
 BAR_BYTES = 4 << 20  # what is shorter needs no progress bar
 
@@ -54,7 +54,7 @@ class Commands(typer.core.TyperGroup):
             drop_output()
             raise typer.Exit(CLOSED_PIPE) from None
         except KeyboardInterrupt:
-            say("interrupted; what was not committed has no effect")
+            say("interrupted; what was not yet committed has no effect")
             raise typer.Exit(INTERRUPTED) from None
         except errors.QewQewError as error:
             say(f"{type(error).__name__}: {error}")
@@ -114,7 +114,7 @@ def uninterrupted() -> Iterator[None]:
 
 def ask(question: str) -> None:
     if not sys.stdin.isatty():
-        raise typer.BadParameter("there is no terminal to ask on: add --yes, or run it in a terminal")
+        raise typer.BadParameter("there is no terminal to ask on: add --yes, or run this in a terminal")
     typer.confirm(question, abort=True, err=True)
 
 

@@ -22,7 +22,7 @@ What no stage writes, though its checksum is right, somebody has forged: it beco
 
 Each request has a new ID, so that no log takes a later one for it.
 
-While a request is ``.taken``, only its leader knows what becomes of it. If that was stopped, the stage gives up when its time is
+While a request is ``.taken``, only its leader knows what happens to it. If that was stopped, the stage gives up when its time is
 over: the commit is `InDoubt`. The request stays open, and the stage's next commit goes on with it, so it is stored once.
 
 The requests need no fsync: what a power cut leaves of them belongs to processes that are gone, and the next opening removes it
@@ -162,7 +162,7 @@ class Request(NotCopied):
         return True
 
     def finish(self) -> None:
-        """Its stage knows what has become of it, and may ask again."""
+        """Its stage knows what has happened to it, and may ask again."""
         is_ours = False
         with contextlib.suppress(OSError):  # if it is left, the next opening removes it with the claim
             is_ours = not self._asked or self._files.exists(self._mine) or self._take(DONE)

@@ -62,7 +62,7 @@ _open_queues: weakref.WeakSet[Queue] = weakref.WeakSet()
 
 
 class Queue(HasBatches, Closes):
-    """A queue at ``path``, opened for exclusive use; made if it is missing. Threads may share it. It cannot be copied or pickled.
+    """A queue at ``path``, opened for exclusive use; created if missing. Threads may share it. It cannot be copied or pickled.
 
     ``chunk_size``: bytes of a new chunk file, 12 to 2**31 - 1, allocated on disk; the first ones are smaller, from 256 KiB on.
     A record has at most ``chunk_size - 12`` and 65,535 bytes. ``sync``: with "commit" (default), a call that changes the queue

@@ -15,7 +15,7 @@ _OURS = re.compile(r"[0-9a-f]{16}([.]([0-9]+|mine|[0-9a-f]{16}[.][a-z]+))?")  # 
 
 
 def settle(files: Files, path: str, served: set[bytes]) -> None:
-    """Tell the stages that live what has become of their requests; the log names those that were ``served``. Remove the files of
+    """Tell living stages what has happened to their requests; the log names those that were ``served``. Remove the files of
     those whose process has died, and their common directory if it is empty.
     """
     ids = {each.hex() for each in served}

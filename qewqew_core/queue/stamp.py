@@ -14,7 +14,7 @@ an older count, which says nothing, so nobody waits for the count to be durable.
 16  u32   crc32 of the 16 bytes before
 === ===== ==============================================
 
-An empty file is a stamp in the making: the log may not be there yet.
+An empty file is a stamp that is being created: the log may not be there yet.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def make_rdx(files: Files, path: str, place: Position, filter: str | None, mask:
 
 
 def open_lock(files: Files, fds: list[int], stem: str) -> None:
-    """Open ``state/R.lock``, made if it is missing; the descriptor is added to the list."""
+    """Open ``state/R.lock``, created if it is missing; the descriptor is added to the list."""
     files.open_into(fds, stem + LOCK, make=True)
     check_regular(files.status(fds[-1]), stem + LOCK)
 

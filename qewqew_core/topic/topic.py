@@ -54,7 +54,7 @@ _open_topics: weakref.WeakSet[Topic] = weakref.WeakSet()
 
 
 class Topic(HasHeader, Closes):
-    """The topic in the directory ``path``; made if it is missing. Threads may share it.
+    """The topic in the directory ``path``; created if it is missing. Threads may share it.
 
     Opening it waits for nobody. The first append takes the lock of the topic's one writer and keeps it until `close`; readers
     need no lock of the topic.
@@ -297,7 +297,7 @@ class Topic(HasHeader, Closes):
         auto_commit: bool = False,
         temporary: bool = False,
     ) -> Reader:
-        """The reader with this name; made if it is missing, at ``start``: the oldest message, the next one to come, the message
+        """The reader with this name; created if missing, at ``start``: the oldest message, the next one to come, the message
         with this number, the first since a time, or the position of another reader. Close it, or use it in a ``with``
         statement.
 

@@ -254,7 +254,7 @@ class View(NotCopied):
             block, entry = blocks[place]
             known = [0, *(at for at in marks(entry) if 0 < at < entry.end)] if place == first else [0]
             try:
-                # Not at a mark with that very number: a zbus server that was killed gives a number twice.
+                # Not at a mark with exactly that number: a zbus server that was killed gives a number twice.
                 begin = known[max(0, bisect_left(known, number, key=lambda at: self.number_of(entry, at)) - 1)]
                 for at, found in self.heads(entry, self.number_of(entry, begin), begin):
                     if found == number:

@@ -64,7 +64,7 @@ function problemOf(state, connection, kind, row) {
   const badges = [], texts = [];
   if (dead) {
     badges.push([`${short(dead)} dead`, "dead"]);
-    texts.push(`${plural(dead, "batch", "batches")} failed too often. A person decides: return, put back or drop.`);
+    texts.push(`${plural(dead, "batch", "batches")} failed too often. Decide what to do: return, put back or drop.`);
   }
   if (stuck) {
     badges.push([`${short(stuck)} stuck`, "dead"]);
@@ -72,7 +72,7 @@ function problemOf(state, connection, kind, row) {
   }
   if (late) {
     badges.push([`late: ${age(row.oldest)}`, "returned"]);
-    texts.push(`The oldest record waits for ${age(row.oldest)}, longer than ${duration(state.lateAfter)}.`);
+    texts.push(`The oldest record has been waiting for ${age(row.oldest)}, longer than ${duration(state.lateAfter)}.`);
   }
   return { worst: dead ? 0 : stuck ? 1 : 4, key, badges, name: row.name, texts, href };
 }

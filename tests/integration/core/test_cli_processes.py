@@ -143,7 +143,7 @@ def test_a_get_that_is_stopped_loses_nothing(full, number):
     process.send_signal(number)
     output, errors = process.communicate(timeout=TIMEOUT)
     assert process.returncode == (130 if number == signal.SIGINT else -number)
-    assert errors == (b"qewqew: interrupted; what was not committed has no effect\n" if number == signal.SIGINT else b"")
+    assert errors == (b"qewqew: interrupted; what was not yet committed has no effect\n" if number == signal.SIGINT else b"")
     printed += output
     left = content(full)
     assert left == RECORDS[-len(left) :]
@@ -163,7 +163,7 @@ def test_a_put_that_is_interrupted_keeps_what_was_committed(path):
     # Who looks sees a commit before the put that makes it has come back.
     assert re.fullmatch(
         r"qewqew: [12],000 records put before that; they stay\n"
-        r"qewqew: interrupted; what was not committed has no effect\n",
+        r"qewqew: interrupted; what was not yet committed has no effect\n",
         errors.decode(),
     )
     assert content(path) == RECORDS[:2000]

@@ -164,7 +164,7 @@ def test_a_directory_that_is_neither_is_named_by_every_command(tmp_path, kind):
     (tmp_path / "mine").mkdir()
     for command in ("stat", "verify", "peek", "tail", "export", "batches"):
         refused(1, command, tmp_path / "mine", match=f"BadPath: {tmp_path / 'mine'}: this is a directory but not a topic")
-    refused(1, "put", tmp_path / "mine", "x", match="--topic to make one")
+    refused(1, "put", tmp_path / "mine", "x", match="--topic to create one")
     put(tmp_path / "mine", "topic", "x")
     assert content(tmp_path / "mine", "topic") == [b"x"]
 

@@ -375,12 +375,12 @@ def test_readers_are_added_copied_moved_and_deleted(path):
     fill(path, [Message(b"%d" % number, "x.y", timestamp=1000 * number) for number in range(5)])
     refused(2, "topic", "readers", "add", path, "a", match="there is a reader a already")
     done("topic", "read", path, "-r", "a", "-n", 2)
-    assert done("topic", "readers", "copy", path, "a", "b") == b"b stands at message 2\n"
+    assert done("topic", "readers", "copy", path, "a", "b") == b"b is now at message 2\n"
     for where, number in (
         *((["--number", 4], 4), (["--offset", 0], 0), (["--oldest"], 0), (["--latest"], 5)),
         (["--time", "1970-01-01T00:00:03"], 3),
     ):
-        assert done("topic", "readers", "seek", path, "b", *where) == f"b stands at message {number}\n".encode()
+        assert done("topic", "readers", "seek", path, "b", *where) == f"b is now at message {number}\n".encode()
     refused(2, "topic", "readers", "seek", path, "b", "--number", 9, match="there is no message 9")
     refused(2, "topic", "readers", "seek", path, "b", "--oldest", "--latest", match="say where to")
     refused(2, "topic", "readers", "seek", path, "b", match="say where to")
@@ -501,7 +501,7 @@ def test_a_path_that_cannot_be_a_topic_is_named(tmp_path, command):
     more = ARGUMENTS.get(command[1], [])
     refused(1, "topic", *command, tmp_path / "no" / "t", *more, match=f"BadPath: {tmp_path / 'no' / 't'}: there is no directory")
     (tmp_path / "file").write_bytes(b"")
-    refused(1, "topic", *command, tmp_path / "file", *more, match=f"{tmp_path / 'file'}: this is a file of something else")
+    refused(1, "topic", *command, tmp_path / "file", *more, match=f"{tmp_path / 'file'}: this is another kind of file")
 
 
 def test_a_topic_that_is_appended_to_is_4_for_who_appends_or_trims(path):
