@@ -228,8 +228,9 @@ def test_a_block_that_retention_removes_while_it_is_leased_is_in_the_batch(tmp_p
             super().link(source, target)
             os.unlink(source)
 
+    with Topic(tmp_path / "t", block_size=4000) as topic:
+        topic.append_many([b"%d" % number * 20 for number in range(100)])
     with Topic(tmp_path / "t", _files=Removing()) as topic, topic.reader("r") as reader:
-        topic.append_many([b"%d" % number for number in range(20)])
-        batch = reader.lease("key")
-        assert [bytes(body) for body in batch] == [b"%d" % number for number in range(20)]
+        batch = reader.lease("key", max_records=5)
+        assert [bytes(body) for body in batch] == [b"%d" % number * 20 for number in range(5)]
         batch.ack()
