@@ -20,6 +20,7 @@ from qewqew_core.disk.opening import opening
 from qewqew_core.errors import Corrupt, RecordsTaken
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
+from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.keys import KeyStatus, key_hash
 from qewqew_core.queue import batch_files, group_commit, paths
 from qewqew_core.queue import log as logs
@@ -150,17 +151,38 @@ def _missing(files: Files, path: str, runs: list[tuple[int, Body]]) -> list[tupl
 
 def chunk_records(path: str, found: Snapshot, chunk_state: Chunk) -> Iterator[list[bytes]]:
     """The records of a chunk of this snapshot. Raises `Corrupt`, `RecordsTaken`."""
-    full, pending = paths.check_path(path), WithPending(found.pending.get(chunk_state.id, []))
-    file = chunk.chunk_path(full, chunk_state.id)
+    full = paths.check_path(path)
     try:
-        with opening(file, "queue"), Descriptors([_open(files := _files_beside(full, pending), file)]) as (fd,):
-            for piece, data in unread(files, fd, file, chunk_state):
-                yield chunk.split(_without(chunk_state, data, piece.offset))[0]
+        for piece, data in _pieces(full, found, chunk_state):
+            yield chunk.split(_without(chunk_state, data, piece.offset))[0]
     except Corrupt:
-        now = {other.id: other for other in snapshot(path).chunks}.get(chunk_state.id)
-        if now is not None and chunk_state.pieces[chunk_state.piece_of(chunk_state.head)] in now.pieces:
-            raise  # the chunk still is what it was
-        raise _taken(file) from None
+        if is_damaged(full, chunk_state.id, chunk_state.pieces[chunk_state.piece_of(chunk_state.head)]):
+            raise
+        raise _taken(chunk.chunk_path(full, chunk_state.id)) from None
+
+
+def is_damaged(path: str, chunk_id: int, sign: IndexEntry) -> bool:
+    """Whether a chunk of a snapshot that could not be read is damaged; else its records were taken, and its file was used again.
+
+    ``sign``: the boundary at its head, by which it is known. Two chunks that began in the same file within a millisecond have the
+    same, so the file must also not be what the log says of it now.
+    """
+    found = snapshot(path)
+    now = next((each for each in found.chunks if each.id == chunk_id and sign in each.pieces), None)
+    try:
+        for _ in _pieces(paths.check_path(path), found, now) if now is not None else ():
+            pass  # it is read in order to be verified
+    except (Corrupt, RecordsTaken):  # it is wrong, or its file is gone though the log has it
+        return True
+    return False
+
+
+def _pieces(path: str, found: Snapshot, chunk_state: Chunk) -> Iterator[tuple[IndexEntry, bytes]]:
+    """What is unread of a chunk of this snapshot, verified."""
+    file = chunk.chunk_path(path, chunk_state.id)
+    files = _files_beside(path, WithPending(found.pending.get(chunk_state.id, [])))
+    with opening(file, "queue"), Descriptors([_open(files, file)]) as (fd,):
+        yield from unread(files, fd, file, chunk_state)
 
 
 def _open(files: Files, path: str) -> int:

@@ -71,6 +71,7 @@ class QueuePart:
     first: int  # number in the snapshot of the first record
     stop: int
     skip: tuple[Region, ...]  # of the file: what was taken before the snapshot
+    chunk_id: int
     sign: IndexEntry  # tells the chunk from a later one in the same file
 
 
@@ -118,7 +119,7 @@ class QueueReader(DataSourceReader):
                 files = ChunkFiles(os.path.dirname(self.path), pending.get(chunk.id, ()))
                 front = [(segment.start, chunk.head)] if segment.start < chunk.head else []
                 skip = (*front, *((gone.start, gone.end) for gone in chunk.consumed))
-                parts.append(QueuePart(files, part, first, stop, skip, chunk.pieces[chunk.piece_of(chunk.head)]))
+                parts.append(QueuePart(files, part, first, stop, skip, chunk.id, chunk.pieces[chunk.piece_of(chunk.head)]))
             result.append(Bundle(tuple(parts)))
         return result
 
@@ -137,8 +138,8 @@ class QueueReader(DataSourceReader):
             except StopIteration:
                 return
             except Corrupt as error:
-                if self._is_there(part):
-                    raise  # damage
+                if inspection.is_damaged(self.path, part.chunk_id, part.sign):
+                    raise
                 lost = f"{part.stop - number} records were taken from the queue after this read began, and are gone"
                 if not self.strict:
                     print(f"qewqew: {path}: {lost}; they are left out", file=sys.stderr)
@@ -150,11 +151,6 @@ class QueueReader(DataSourceReader):
                     offset=error.offset,
                 ) from None
             yield self.rows.batch(raw, path, place)
-
-    def _is_there(self, part: QueuePart) -> bool:
-        """Whether the chunk still is what it was: then nobody has written to its file."""
-        chunks = {os.path.basename(chunk_path(self.path, chunk.id)): chunk for chunk in inspection.snapshot(self.path).chunks}
-        return part.segment.file in chunks and part.sign in chunks[part.segment.file].pieces
 
 
 def _segment(path: str, chunk: Chunk) -> Segment:

@@ -18,6 +18,9 @@ from stride import examples
 
 from qewqew_core import Queue
 from qewqew_core.errors import Corrupt, RecordsTaken
+from qewqew_core.limits import LIMITS
+from qewqew_core.queue import inspection
+from qewqew_core.queue.inspection import Snapshot
 from qewqew_spark.options import Options
 from qewqew_spark.source import batches, queues
 from qewqew_spark.source.rows import SCHEMA
@@ -139,6 +142,21 @@ def test_a_read_that_loses_its_chunk_half_way_says_how_many_records_are_missing(
         assert set(first.column("value").to_pylist()) == {b"old" * 100}
         assert list(found) == []
         assert f"{1000 - len(first)} records were taken" in capsys.readouterr().err
+
+
+def test_a_chunk_that_began_in_the_same_millisecond_does_not_pass_for_damage(tmp_path, monkeypatch):
+    monkeypatch.setattr(LIMITS, "clock", lambda: 1_800_000_000_000_000_000)
+    monkeypatch.setattr(LIMITS, "boot_clock", lambda: 1_000_000_000)
+    with Queue(tmp_path / "q.qew") as queue:
+        queue._records.inline_bytes = 0  # all of it is in the file
+        queue.put(b"old")
+        read, (found, left) = Read(tmp_path / "q.qew"), inspection.snapshot(str(tmp_path / "q.qew"))
+        queue.get()
+        queue.put_many([b"new"] * 7)
+        with pytest.raises(RecordsTaken):
+            read.rows()
+        with pytest.raises(RecordsTaken):
+            list(inspection.chunk_records(str(tmp_path / "q.qew"), Snapshot(found, left), found[0]))
 
 
 def test_damage_is_damage_whatever_the_option_says(tmp_path):
