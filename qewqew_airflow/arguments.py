@@ -9,7 +9,7 @@ from typing import Any
 from airflow.sdk import XComArg
 
 from qewqew_core import BadArgument
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 
 LARGEST = 2**63 - 1
 LONGEST = timedelta(days=3650)
@@ -23,7 +23,7 @@ def is_rendered_later(value: Any) -> bool:
 def check_rendered(name: str, value: Any) -> None:
     """Raise `BadArgument` for a template or an XCom, which only an operator can render."""
     if is_rendered_later(value):
-        raise BadArgument(f"{name} is {quoted(value, 80)}: a trigger cannot render templates or get results of tasks")
+        raise BadArgument(f"{name} is {excerpt(value, 80)}: a trigger cannot render templates or get results of tasks")
 
 
 def whole(name: str, value: Any, low: int = 1, high: int = LARGEST) -> int:
@@ -33,7 +33,7 @@ def whole(name: str, value: Any, low: int = 1, high: int = LARGEST) -> int:
     except ValueError:
         number = None
     if type(number) is not int:
-        raise BadArgument(f"{name} must be a whole number, not {quoted(value, 80)}")
+        raise BadArgument(f"{name} must be a whole number, not {excerpt(value, 80)}")
     if not low <= number <= high:
         raise BadArgument(f"{name} is {number:,}; it must be from {low:,} to {high:,}")
     return number
@@ -42,7 +42,7 @@ def whole(name: str, value: Any, low: int = 1, high: int = LARGEST) -> int:
 def choice(name: str, value: Any, *choices: Any) -> Any:
     """``value``, which must be one of these."""
     if not any(value == each and type(value) is type(each) for each in choices):
-        raise BadArgument(f"{name} must be {' or '.join(map(repr, choices))}, not {quoted(value, 80)}")
+        raise BadArgument(f"{name} must be {' or '.join(map(repr, choices))}, not {excerpt(value, 80)}")
     return value
 
 
@@ -56,7 +56,7 @@ def seconds(name: str, value: Any, *, low: float = 0.0, high: timedelta = LONGES
         except ValueError:
             number = None
     if type(number) not in (int, float) or not math.isfinite(number):
-        raise BadArgument(f"{name} must be a timedelta or a number of seconds, not {quoted(value, 80)}")
+        raise BadArgument(f"{name} must be a timedelta or a number of seconds, not {excerpt(value, 80)}")
     if not low <= number <= high.total_seconds():
         raise BadArgument(f"{name} is {number:,} s; it must be from {low:g} s to {high.days:,} days")
     return timedelta(seconds=number)

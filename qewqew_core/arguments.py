@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from qewqew_core.errors import BadArgument, BadKey, BadPath
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 
 if TYPE_CHECKING:
     import pendulum
@@ -28,9 +28,9 @@ def check_key(key: object) -> str:
     try:
         size = len(key.encode())
     except UnicodeEncodeError as error:
-        raise BadKey(f"the key {quoted(key, 100)} is not valid text: {error.reason}") from error
+        raise BadKey(f"the key {excerpt(key, 100)} is not valid text: {error.reason}") from error
     if size > 512 or not key.isprintable() or set(key) & set("/\\") or key in (".", ".."):
-        raise BadKey(f"the key {quoted(key, 100)} cannot be used: at most 512 bytes, no control characters, no slashes")
+        raise BadKey(f"the key {excerpt(key, 100)} cannot be used: at most 512 bytes, no control characters, no slashes")
     return key
 
 
@@ -40,9 +40,9 @@ def check_path_text(owner: str, path: object) -> str:
         text = os.fspath(path)  # type: ignore[call-overload]
         os.fsencode(text)
     except (TypeError, UnicodeEncodeError) as error:
-        raise BadPath(f"a {owner}'s path is a str or a Path, not {quoted(path, 100)}") from error
+        raise BadPath(f"a {owner}'s path is a str or a Path, not {excerpt(path, 100)}") from error
     if not isinstance(text, str) or not text or "\0" in text:
-        raise BadPath(f"a {owner}'s path is a non-empty str without NUL, not {quoted(text, 100)}")
+        raise BadPath(f"a {owner}'s path is a non-empty str without NUL, not {excerpt(text, 100)}")
     return text
 
 
@@ -50,21 +50,21 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     """An argument that must be one of a few words, or `BadArgument`."""
     if value not in choices:
         words = " or ".join(f'"{choice}"' for choice in choices)
-        raise BadArgument(f"{name} must be {words}, not {quoted(value, 60)}")
+        raise BadArgument(f"{name} must be {words}, not {excerpt(value, 60)}")
     return str(value)
 
 
 def check_group(group: object) -> int:
     """The number of a Unix group, by its name or number, or `BadArgument`: there is none, or this user is not in it."""
     if not isinstance(group, str) or not group:
-        raise BadArgument(f"group must be the name or number of a Unix group, as text, or None, not {quoted(group, 60)}")
+        raise BadArgument(f"group must be the name or number of a Unix group, as text, or None, not {excerpt(group, 60)}")
     try:
         number = int(group) if group.isascii() and group.isdecimal() else grp.getgrnam(group).gr_gid
         if number >= _NO_GROUP:
             raise KeyError(group)
     except (KeyError, ValueError):
         raise BadArgument(
-            f"there is no group {quoted(group, 60)} on this machine (getent group); make it, or correct the name"
+            f"there is no group {excerpt(group, 60)} on this machine (getent group); make it, or correct the name"
         ) from None
     if os.geteuid() and number not in (os.getegid(), *os.getgroups()):
         raise BadArgument(
@@ -101,7 +101,7 @@ def group_name(group: int) -> str:
 def check_timeout(name: str, value: object) -> float:
     """A number of seconds that a thread can wait, or `BadArgument`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < threading.TIMEOUT_MAX:
-        raise BadArgument(f"{name} must be a number of seconds, 0 or more, not {quoted(value, 60)}")
+        raise BadArgument(f"{name} must be a number of seconds, 0 or more, not {excerpt(value, 60)}")
     return float(value)
 
 
@@ -110,7 +110,7 @@ def lease_time(seconds: float | None) -> int | None:
     if seconds is None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < 1e10:
-        raise BadArgument(f"lease_timeout must be a number of seconds above 0, or None, not {quoted(seconds, 60)}")
+        raise BadArgument(f"lease_timeout must be a number of seconds above 0, or None, not {excerpt(seconds, 60)}")
     return max(1, int(seconds * 1000))
 
 
@@ -119,14 +119,14 @@ def deadline(timeout: float | None) -> float | None:
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout:  # NaN
-        raise BadArgument(f"timeout must be a number of seconds, or None to wait forever, not {quoted(timeout, 60)}")
+        raise BadArgument(f"timeout must be a number of seconds, or None to wait forever, not {excerpt(timeout, 60)}")
     return None if timeout > threading.TIMEOUT_MAX / 2 else time.monotonic() + timeout
 
 
 def check_whole(name: str, value: object, low: int, high: int) -> int:
     """An argument that must be a whole number in a range, or `BadArgument`."""
     if type(value) is not int or not low <= value <= high:
-        raise BadArgument(f"{name} must be a whole number from {low:,} to {high:,}, not {quoted(value, 60)}")
+        raise BadArgument(f"{name} must be a whole number from {low:,} to {high:,}, not {excerpt(value, 60)}")
     return value
 
 

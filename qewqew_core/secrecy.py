@@ -134,7 +134,7 @@ def hide_from_now_on(name: str, value: str) -> None:
             _read.update(_pattern(form, whole=True) for form in _forms(each.strip()))
 
 
-def quoted(value: object, most: int) -> str:
+def excerpt(value: object, most: int) -> str:
     """What somebody gave, as an error quotes it: its repr without secrets, which are hidden before it is cut at ``most``."""
     return f"{hide(value) if isinstance(value, str) else hide(repr(value))!r}"[:most]
 

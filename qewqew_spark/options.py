@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from qewqew_core import references
 from qewqew_core.batch import store
 from qewqew_core.errors import BadArgument
+from qewqew_core.secrecy import excerpt
 
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _TIME = re.compile(f"([0-9]+)({'|'.join(_UNITS)})?", re.ASCII)
@@ -42,7 +43,7 @@ class Options:
         except ValueError:
             value = least - 1
         if value < least:
-            raise BadArgument(f"the option {name!r} must be a whole number, {least} or more, not {text!r:.80}")
+            raise BadArgument(f"the option {name!r} must be a whole number, {least} or more, not {excerpt(text, 80)}")
         return value
 
     def size(self, name: str, default: int | None = None) -> int | None:
@@ -53,7 +54,7 @@ class Options:
         found = _SIZE.fullmatch(text.strip().lower())
         if found is None or not int(found[1]):
             raise BadArgument(
-                f"the option {name!r} must be a number of bytes, 1 or more, like 67108864, 64m or 1g, not {text!r:.80}"
+                f"the option {name!r} must be a number of bytes, 1 or more, like 67108864, 64m or 1g, not {excerpt(text, 80)}"
             )
         return int(found[1]) << 10 * "bkmgtp".index(found[2] or "b")
 
@@ -64,7 +65,7 @@ class Options:
             return default
         found = _TIME.fullmatch(text.strip().lower())
         if found is None:
-            raise BadArgument(f"the option {name!r} must be a time, like 500ms, 30s, 15m or 1h, not {text!r:.80}")
+            raise BadArgument(f"the option {name!r} must be a time, like 500ms, 30s, 15m or 1h, not {excerpt(text, 80)}")
         return int(found[1]) * _UNITS[found[2] or "ms"]
 
     def flag(self, name: str, default: bool) -> bool:
@@ -79,7 +80,7 @@ class Options:
         for choice in choices:
             if text.lower() == choice.lower():
                 return choice
-        raise BadArgument(f"the option {name!r} must be one of {', '.join(choices)}, not {text!r:.80}")
+        raise BadArgument(f"the option {name!r} must be one of {', '.join(choices)}, not {excerpt(text, 80)}")
 
     def under(self, prefix: str) -> dict[str, str]:
         """The options whose names start with ``prefix``, without it, and with the values that they refer to."""

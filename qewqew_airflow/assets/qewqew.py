@@ -15,7 +15,7 @@ from airflow.sdk import Asset
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.shared.masking import masked
 from qewqew_core import BadArgument
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.openlineage.facet import Dataset
@@ -26,9 +26,9 @@ def sanitize_uri(uri: SplitResult) -> SplitResult:
     """The URI of an asset in its normal form. Raises `BadArgument` unless it names a connection and a queue or topic."""
     name = unquote(uri.path.strip("/"))
     if not uri.netloc or not name or uri.query:
-        raise BadArgument(f"the URI of a queue or topic is qewqew://CONNECTION/NAME, not {quoted(uri.geturl(), 200)}")
+        raise BadArgument(f"the URI of a queue or topic is qewqew://CONNECTION/NAME, not {excerpt(uri.geturl(), 200)}")
     if any(part in ("", ".", "..") for part in name.split("/")):
-        raise BadArgument(f"{quoted(name, 200)} is not the name of a queue or topic: a part must not be empty, '.' or '..'")
+        raise BadArgument(f"{excerpt(name, 200)} is not the name of a queue or topic: a part must not be empty, '.' or '..'")
     return uri._replace(path="/" + quote(name))
 
 

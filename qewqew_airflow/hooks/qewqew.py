@@ -19,7 +19,7 @@ from qewqew_core.disk.journal import MOST_LOG_BYTES
 from qewqew_core.disk.opening import opening
 from qewqew_core.formats.chunk import MAX_CHUNK_SIZE, MIN_CHUNK_SIZE
 from qewqew_core.formats.zbus import LARGEST_BLOCK
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 from qewqew_core.tools.listing import Kind
 from qewqew_core.tools.putting import IntoQueue, IntoTopic, into
 from qewqew_core.topic.topic_paths import is_topic
@@ -31,7 +31,7 @@ Checks = dict[str, Callable[[str, Any], Any]]
 
 def _group(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value.isprintable():
-        raise BadArgument(f"{name} must be the name or number of a Unix group, as text, not {quoted(value, 80)}")
+        raise BadArgument(f"{name} must be the name or number of a Unix group, as text, not {excerpt(value, 80)}")
     return value
 
 
@@ -65,7 +65,7 @@ TOPIC_SETTINGS: Checks = {
 
 def _hostname(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value.isprintable() or " " in value:
-        raise BadArgument(f"{name} must be the name of a host or {EVERY_HOST!r}, not {quoted(value, 80)}")
+        raise BadArgument(f"{name} must be the name of a host or {EVERY_HOST!r}, not {excerpt(value, 80)}")
     return value
 
 
@@ -75,7 +75,7 @@ def check_settings(where: str, each: str, given: Any, checks: Checks) -> dict[st
     In messages, ``where`` stands for all settings, and ``each`` is put before the name of one.
     """
     if not isinstance(given, Mapping):
-        raise BadArgument(f"{where} must be an object with settings, not {quoted(given, 80)}")
+        raise BadArgument(f"{where} must be an object with settings, not {excerpt(given, 80)}")
     unknown = sorted(map(str, set(given) - set(checks)))
     if unknown:
         raise BadArgument(f"{where} has {', '.join(map(repr, unknown))}; it may have {', '.join(checks)}")
@@ -156,7 +156,7 @@ class QewQewHook(BaseHook):
             or any(len(os.fsencode(part)) > LONGEST_NAME for part in parts)
         ):
             raise BadPath(
-                f"{quoted(name, 300)} is not the name of a queue or topic; give a file name relative to the directory of "
+                f"{excerpt(name, 300)} is not the name of a queue or topic; give a file name relative to the directory of "
                 f"connection {self.qewqew_conn_id!r}, such as 'orders' or 'shop/orders': printable, no '.' or '..' between the "
                 f"slashes, and at most {LONGEST_NAME} bytes each"
             )

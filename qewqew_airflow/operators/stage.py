@@ -23,7 +23,7 @@ from qewqew_airflow.shared.masking import hidden_in_errors
 from qewqew_airflow.shared.records import encode, lines, open_file, query, rows
 from qewqew_airflow.shared.source import Source, check_either
 from qewqew_core import BadArgument, BadRecord, Message
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 from qewqew_core.tools.exchange import few
 from qewqew_core.tools.listing import Kind
 
@@ -193,7 +193,7 @@ class QewQewStageOperator(BaseOperator):
             for name, label in (("tag", tag), ("id", id)):
                 if label is not None and not isinstance(label, str):
                     raise BadRecord(
-                        f"the {name} of record {number} must be text or None, not {quoted(label, 80)}. Nothing was stored"
+                        f"the {name} of record {number} must be text or None, not {excerpt(label, 80)}. Nothing was stored"
                     )
             yield Message(body, tag, id)
 

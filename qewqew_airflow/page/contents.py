@@ -31,7 +31,7 @@ from qewqew_core.clock import Clock
 from qewqew_core.disk.files import DISK
 from qewqew_core.limits import now_ms
 from qewqew_core.queue import inspection
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 from qewqew_core.tools import listing
 from qewqew_core.tools.printing import visible
 from qewqew_core.topic import topic_inspection
@@ -233,7 +233,9 @@ def state_of(path: str, reader: str | None) -> LeaseState:
 def find_batch(path: str, reader: str | None, batch_id: str) -> BatchState:
     """A batch of a queue, or of a reader of a topic, without a lock. Raises `BatchNotFound`."""
     if (found := state_of(path, reader).find(batch_id)) is None:
-        raise BatchNotFound(f"batch {quoted(batch_id, 120)} no longer exists: it was put back, dropped, or acknowledged long ago")
+        raise BatchNotFound(
+            f"batch {excerpt(batch_id, 120)} no longer exists: it was put back, dropped, or acknowledged long ago"
+        )
     return found
 
 

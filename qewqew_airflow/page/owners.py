@@ -18,7 +18,7 @@ from sqlalchemy import select, tuple_
 from qewqew_airflow.keys import task_of
 from qewqew_core import BatchConflict
 from qewqew_core.batch.batch_state import BatchState
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 
 AT_ONCE = 200  # task instances that one query asks for
 
@@ -78,7 +78,7 @@ def check_abandoned(batch: BatchState) -> None:
     task = task_of(batch.keys[-1])
     if task is None:
         raise BatchConflict(
-            f"batch {batch.id} was leased by {quoted(batch.keys[-1], 120)}, which is not a task of Airflow, so the page cannot "
+            f"batch {batch.id} was leased by {excerpt(batch.keys[-1], 120)}, which is not a task of Airflow, so the page cannot "
             "see whether it still works on the batch. If it does not, return the batch with `qewqew nack`"
         )
     (owner,) = owners_of([task]).values()

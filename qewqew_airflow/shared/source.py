@@ -17,7 +17,7 @@ from qewqew_core import BadArgument, Queue, QueueStats, Reader
 from qewqew_core.disk.files import DISK
 from qewqew_core.disk.opening import opening
 from qewqew_core.formats.tags import Filter
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 from qewqew_core.topic.topic_paths import check_reader_name, rdx_of, stem_of
 
 Start = Literal["oldest", "latest"] | int | datetime
@@ -60,7 +60,7 @@ class Source:
                 raise BadArgument(f"start needs a time zone: {self.start}")
         elif self.start not in ("oldest", "latest") and (type(self.start) is not int or self.start < 0):
             raise BadArgument(
-                f"start must be 'oldest', 'latest', the number of a message or a time, not {quoted(self.start, 80)}"
+                f"start must be 'oldest', 'latest', the number of a message or a time, not {excerpt(self.start, 80)}"
             )
 
     def __str__(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from qewqew_core.batch.batch_state import BATCH_ID, STATES
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 
 
 class LeaseAgain(NamedTuple):
@@ -63,7 +63,7 @@ def batch_operation(name: str, values: dict[str, Any]) -> BatchOperation:
 def _of(is_right: Callable[[Any], bool]) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if not is_right(value):
-            raise ValueError(f"QewQew never writes {quoted(value, 120)} here")
+            raise ValueError(f"QewQew never writes {excerpt(value, 120)} here")
         return value
 
     return check

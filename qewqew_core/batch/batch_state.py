@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 
 if TYPE_CHECKING:
     from qewqew_core.formats.chunk_state import Chunk
@@ -57,7 +57,7 @@ def checked(batch: BatchState) -> BatchState:
         or any(type(number) is not int for number in numbers)
         or type(batch.lease_timeout) not in (int, type(None))
     ):
-        raise ValueError(f"this is not a batch: {quoted(batch.id, 120)}")
+        raise ValueError(f"this is not a batch: {excerpt(batch.id, 120)}")
     return batch
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from qewqew_core.batch.batch_state import BatchState, checked
 from qewqew_core.disk import journal
 from qewqew_core.errors import Corrupt
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 
 BLOCK_BYTES = 32 << 10  # about how many lines lie together; if a block is damaged in a log, they are lost together
 _ID = re.compile(rb'\n\["([^"]*)"')
@@ -151,7 +151,7 @@ def _unpack(line: bytes) -> tuple[BatchState, int]:
     try:
         batch_id, keys, attempt, records, size, created, changed, since, on_disk = json.loads(line)
         if type(on_disk) is not int:
-            raise ValueError(f"this is not a number of bytes: {quoted(on_disk, 120)}")
+            raise ValueError(f"this is not a number of bytes: {excerpt(on_disk, 120)}")
         batch = BatchState(batch_id, keys, "acked", attempt, records, size, created, changed, since=since)
         return checked(batch), on_disk
     except journal.NONSENSE as error:

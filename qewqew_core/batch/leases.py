@@ -31,7 +31,7 @@ from qewqew_core.disk.files import Files
 from qewqew_core.disk.opening import refusing
 from qewqew_core.errors import BadArgument, BadManifest, BatchConflict, BatchExpired, BatchNotFound, Corrupt, DiskFull
 from qewqew_core.keys import key_hash
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
@@ -278,7 +278,7 @@ class Leases:
             expired = self._state.expired_keys.values()
             if any(places.numbered_id(self._source.name, number) == batch_id for _, number in expired):
                 raise BatchExpired(f"batch {batch_id} was acknowledged, and its records are no longer kept", path=path)
-            wrong = quoted(batch_id, 120)
+            wrong = excerpt(batch_id, 120)
             raise BatchNotFound(f"no batch has the id {wrong}; batches(), or `qewqew batches`, lists them", path=path)
         return state
 
@@ -479,7 +479,7 @@ class HasBatches:
                 return self.batch(key)
             except BatchNotFound:
                 if (state := self._leases.of_key(key)) is None:
-                    raise BatchNotFound(f"no batch has key or id {quoted(key, 120)}", path=self._leases.engine.path) from None
+                    raise BatchNotFound(f"no batch has key or id {excerpt(key, 120)}", path=self._leases.engine.path) from None
                 return self._present(state)
 
     def _present(self, state: BatchState) -> Batch:
@@ -490,4 +490,4 @@ def check_limits(max_attempts: int, retention: timedelta, retention_bytes: int) 
     arguments.check_whole("max_attempts", max_attempts, 1, 1 << 31)
     arguments.check_whole("retention_bytes", retention_bytes, 0, sys.maxsize)
     if not isinstance(retention, timedelta) or retention < timedelta(0):
-        raise BadArgument(f"retention must be a timedelta of zero or more, not {quoted(retention, 60)}")
+        raise BadArgument(f"retention must be a timedelta of zero or more, not {excerpt(retention, 60)}")

@@ -28,7 +28,7 @@ from qewqew_core.disk.opening import refused
 from qewqew_core.errors import BadArgument, BadManifest, Corrupt, StoreError
 from qewqew_core.formats import chunk, zbus
 from qewqew_core.formats.tags import Filter
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -199,7 +199,7 @@ def parse(body: Any, path: str) -> Manifest:
     def field(holder: Any, name: str, kind: type, where: str = "") -> Any:
         value: Any = holder.get(name) if isinstance(holder, dict) else None
         if type(value) is not kind:
-            raise BadManifest(f"{where}{name!r} must be {kind.__name__}, not {quoted(value, 80)}", path=path)
+            raise BadManifest(f"{where}{name!r} must be {kind.__name__}, not {excerpt(value, 80)}", path=path)
         if isinstance(value, int) and value < 0:
             raise BadManifest(f"{where}{name!r} is negative: {value}", path=path)
         return value
@@ -216,7 +216,7 @@ def parse(body: Any, path: str) -> Manifest:
         reader, dialect = field(body, "reader", str), field(body, "dialect", str)
         pattern = None if body.get("filter", "missing") is None else field(body, "filter", str)
         if dialect not in ("B", "C"):
-            raise BadManifest(f"'dialect' must be 'B' or 'C', not {quoted(dialect, 80)}", path=path)
+            raise BadManifest(f"'dialect' must be 'B' or 'C', not {excerpt(dialect, 80)}", path=path)
     try:
         partial = bool(Filter(pattern))
     except BadArgument as error:
@@ -305,7 +305,7 @@ def _check_segment(segment: Segment, layout: str, partial: bool, where: str, pat
         )
     for checksum in segment.checksums:
         if not isinstance(checksum, str) or _CRC.fullmatch(checksum) is None:
-            raise BadManifest(f"{where}checksum {quoted(checksum, 80)} is not eight hex digits", path=path)
+            raise BadManifest(f"{where}checksum {excerpt(checksum, 80)} is not eight hex digits", path=path)
 
 
 def _check_files(store: Store, manifest: Manifest, path: str) -> None:

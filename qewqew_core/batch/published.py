@@ -14,7 +14,7 @@ from qewqew_core.batch import manifest
 from qewqew_core.batch.manifest import MANIFEST, Manifest
 from qewqew_core.batch.store import store_of
 from qewqew_core.errors import BadArgument, BadManifest, StoreError
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 
 FILES = re.compile(rf"{re.escape(MANIFEST)}|.+[.][1-9][0-9]{{0,4}}|[0-9]{{20}}[.]zbus")  # of a batch: chunks, or blocks
 _AT_ONCE = 32  # directories that are removed at the same time
@@ -59,7 +59,7 @@ def remove(prefix: str, ids: Iterable[str], options: Mapping[str, Any] | None = 
 
 def _several(ids: Iterable[str]) -> Iterable[str]:
     if isinstance(ids, (str, bytes)):
-        raise BadArgument(f"ids is a list of ids, not {quoted(ids, 100)}; for a single one pass [ID]")
+        raise BadArgument(f"ids is a list of ids, not {excerpt(ids, 100)}; for a single one pass [ID]")
     return ids
 
 

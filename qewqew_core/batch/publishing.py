@@ -50,7 +50,7 @@ def publish(
         raise BadManifest(f"the id {body.id!r} cannot be the name of a directory", path=source.locate(MANIFEST))
     local = local_path(url)
     if local is not None:
-        store_of(check_path_text("batch", url))  # refuses a secret in what a file: URI says
+        check_path_text("batch", local)
     path = f"{url.rstrip('/')}/{body.id}" if local is None else os.path.join(os.path.abspath(local), body.id)
     target = store_of(path, options)
     with adding(target.path, "batch"):

@@ -24,7 +24,7 @@ from qewqew_core.disk.files import DISK, Files, check_regular, files_of, read_wh
 from qewqew_core.disk.opening import refusing
 from qewqew_core.disk.reserve import FULL
 from qewqew_core.errors import BadArgument, BadPath, Broken, DiskFull, StoreError
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 
 Read = Callable[[int, int], bytes]  # (start, end): the bytes between, fewer only where the file ends
 
@@ -144,7 +144,7 @@ class Local(Store):
                 try:
                     names = files.list(place)
                     if other := next((name for name in names if not (ours.fullmatch(name) or _WRITING.fullmatch(name))), None):
-                        said = f"it has a file {quoted(other, 120)}, which is not ours, so it was left as it is; see what it is"
+                        said = f"it has a file {excerpt(other, 120)}, which is not ours, so it was left as it is; see what it is"
                         raise BadPath(said, path=place)
                     for name in names:
                         files.unlink(os.path.join(place, name))
@@ -322,10 +322,12 @@ def _needs(url: str) -> str:
 def local_path(path: str) -> str | None:
     """The path of a file on a mounted file system, given a path or a `file:` URI; None for the URL of another store.
 
-    Raises `BadArgument` for a `file:` URI of another host.
+    Raises `BadArgument` for a `file:` URI of another host, or with a secret: it does not name a directory.
     """
     if re.match(r"file:/", path, re.IGNORECASE) is None:
         return None if re.match(r"[A-Za-z][A-Za-z0-9+.-]+(::|://)", path) else path
+    if any(secrecy.secrets_of("", path)):
+        raise BadArgument(f"{path!r} does not name a directory; pass options separately")
     rest = path[len("file:") :]
     if rest.startswith("//"):
         host, slash, rest = rest[2:].partition("/")
@@ -349,7 +351,7 @@ def store_of(path: str, options: Mapping[str, Any] | None = None) -> Store:
     or if the package for the store is not installed.
     """
     local = local_path(path)
-    if local is not None and not (local != path and any(secrecy.secrets_of("", path))):
+    if local is not None:
         return Local(local)
     if "?" in path or "#" in path:
         shown = secrecy.hide(path.partition("?")[0])

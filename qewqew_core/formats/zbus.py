@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 from qewqew_core.crc import crc32
 from qewqew_core.errors import BadArgument, BadRecord, Corrupt, RecordTooLarge
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 
 VERSION = 1
 RING = 10_240
@@ -131,7 +131,7 @@ class Nak(NamedTuple):
 
 def check_dialect(dialect: object) -> str:
     if dialect not in ("A", "B", "C"):
-        raise BadArgument(f'dialect must be "A", "B" or "C", not {quoted(dialect, 60)}')
+        raise BadArgument(f'dialect must be "A", "B" or "C", not {excerpt(dialect, 60)}')
     return "B" if dialect == "A" else str(dialect)  # B's readers and A's do not look at the offset, all else is the same
 
 
@@ -148,9 +148,9 @@ def text_bytes(name: str, text: object, limit: int) -> bytes:
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
-        raise BadArgument(f"{name} {quoted(text, 100)} is not valid text: {error.reason}") from error
+        raise BadArgument(f"{name} {excerpt(text, 100)} is not valid text: {error.reason}") from error
     if len(data) > limit:
-        raise BadArgument(f"{name} has {len(data)} bytes of UTF-8, at most {limit} fit: {quoted(text, 100)}. Nothing was stored")
+        raise BadArgument(f"{name} has {len(data)} bytes of UTF-8, at most {limit} fit: {excerpt(text, 100)}. Nothing was stored")
     return data
 
 
@@ -234,7 +234,7 @@ def unpack_common(data: bytes) -> Common:
 def mask_patch(mask: int) -> tuple[int, bytes]:
     """(where, bytes) to write."""
     if type(mask) is not int or not -(1 << 31) <= mask < 1 << 31:
-        raise BadArgument(f"a mask is a whole number of 32 bits, not {quoted(mask, 60)}")
+        raise BadArgument(f"a mask is a whole number of 32 bits, not {excerpt(mask, 60)}")
     return _COMMON_AT, mask.to_bytes(4, signed=True)
 
 
@@ -244,7 +244,7 @@ def creator_patch(text: str | None) -> tuple[int, bytes]:
 
 def ext_patch(number: int, text: str | None) -> tuple[int, bytes]:
     if type(number) is not int or not 0 <= number < 4:
-        raise BadArgument(f"extensions have the numbers 0 to 3, not {quoted(number, 60)}")
+        raise BadArgument(f"extensions have the numbers 0 to 3, not {excerpt(number, 60)}")
     return _EXT_AT + SLOT * number, _slot(text_bytes(f"extension {number}", text, TEXT_BYTES))
 
 
@@ -260,11 +260,11 @@ def check_message(message: Message, dialect: str) -> tuple[bytes, bytes]:
     if size > LARGEST_BODY:
         raise RecordTooLarge(f"the body has {size:,} bytes, at most {LARGEST_BODY:,} fit into a block. Nothing was stored")
     if type(corr_offset) is not int or not -(1 << 63) <= corr_offset < 1 << 63:
-        raise BadArgument(f"corr_offset must be a whole number of 64 bits, not {quoted(corr_offset, 60)}")
+        raise BadArgument(f"corr_offset must be a whole number of 64 bits, not {excerpt(corr_offset, 60)}")
     if corr_offset and dialect == "C":
         raise BadArgument("dialect C has no corr_offset")
     if timestamp is not None and (type(timestamp) is not int or not 0 <= timestamp < 1 << 63):
-        raise BadArgument(f"timestamp must be milliseconds since the epoch, not {quoted(timestamp, 60)}")
+        raise BadArgument(f"timestamp must be milliseconds since the epoch, not {excerpt(timestamp, 60)}")
     return b"" if id is None else text_bytes("id", id, ID_BYTES), check_tag(tag)
 
 

@@ -14,7 +14,7 @@ from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Cut, Span
 from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.queue.operations import Believe, Clear, JsonOperation, Lease, PutBack, Repair, Replace
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 
 _JSON_OPERATIONS: dict[str, type[JsonOperation]] = {
     "believe": Believe,
@@ -45,7 +45,7 @@ def unpack(body: Body) -> JsonOperation:
 
 def _number(value: Any, most: int = (1 << 64) - 1) -> int:
     if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"this is not a number up to {most}: {quoted(value, 120)}")
+        raise ValueError(f"this is not a number up to {most}: {excerpt(value, 120)}")
     return value
 
 

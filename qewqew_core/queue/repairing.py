@@ -41,7 +41,7 @@ from qewqew_core.queue.repair_decision import Decision
 from qewqew_core.queue.repair_pieces import Pieces
 from qewqew_core.queue.repair_plan import Plan
 from qewqew_core.queue.state import State
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 
 
 def repair(
@@ -221,5 +221,5 @@ class _Repair:
         first, base = os.path.relpath(path, self._plan.parent).split("/")[0], os.path.basename(self._path)
         ours = first == base or first.startswith(base + ".")  # and not those of another queue beside it
         if not ours or not inside.startswith(self._files.resolved(self._plan.parent) + "/"):
-            raise ValueError(f"{quoted(name, 120)} is not a file of this queue")
+            raise ValueError(f"{excerpt(name, 120)} is not a file of this queue")
         return path

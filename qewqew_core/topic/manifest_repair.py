@@ -20,7 +20,7 @@ from qewqew_core.disk.files import Files, read_whole
 from qewqew_core.errors import BadManifest, Corrupt, QewQewError
 from qewqew_core.formats.tags import Filter
 from qewqew_core.limits import now_ms
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 from qewqew_core.topic import topic_paths
 from qewqew_core.topic.block_segments import first_segment
 from qewqew_core.topic.block_sums import pieces_of
@@ -122,7 +122,7 @@ class BatchRepair:
             self._state.apply(Change(Forget([batch.id], False), now_ms()))
         if self._files.is_directory(directory):
             self._set_aside(directory, batch.id)
-        key = quoted(batch.keys[-1], 80)
+        key = excerpt(batch.keys[-1], 80)
         what = f"batch {batch.id} ({batch.state}, key {key}) cannot be read: {problem}. It was set aside, and "
         what += "what the topic still has of its messages comes again" if living else "the reader has forgotten it"
         self._report.damage.append(Damage(directory, None, None, None if living else batch.records, what))

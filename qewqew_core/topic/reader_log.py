@@ -32,7 +32,7 @@ from qewqew_core.clock import NO_CLOCK, Clock
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal
 from qewqew_core.errors import Corrupt
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 from qewqew_core.topic.in_flight import LONGEST_RANGE, Delivered, Flight, Flights
 from qewqew_core.topic.reader_state import (
     Change,
@@ -137,7 +137,7 @@ def unpack(body: bytes) -> Operation:
     if kind is Change:
         change, time, fields = values
         if type(time) is not int:
-            raise ValueError(f"this is not a time: {quoted(time, 120)}")
+            raise ValueError(f"this is not a time: {excerpt(time, 120)}")
         return Change(batch_operation(change, fields), time)
     if kind is Lease:
         values[0] = checked(BatchState(**values[0]))
@@ -183,7 +183,7 @@ def _load(body: bytes) -> ReaderState:
 def _block(fields: Sequence[Any]) -> Block:
     count, records, size, on_disk, lines = fields
     if any(type(number) is not int for number in (count, records, size, on_disk)):
-        raise ValueError(f"these are not checksums: {quoted(fields[:4], 120)}")
+        raise ValueError(f"these are not checksums: {excerpt(fields[:4], 120)}")
     return Block(count, records, size, on_disk, lines.encode())
 
 

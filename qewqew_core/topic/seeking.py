@@ -7,7 +7,7 @@ from datetime import datetime
 
 from qewqew_core import arguments
 from qewqew_core.errors import BadArgument, Corrupt
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 from qewqew_core.topic.view import Position, View
 
 
@@ -18,7 +18,7 @@ def check_start(start: object) -> None:
     elif type(start) is int:
         arguments.check_whole("start", start, 0, sys.maxsize)
     elif not isinstance(start, Position) and start not in ("oldest", "latest"):
-        raise BadArgument(f'start must be "oldest", "latest", the number of a message or a datetime, not {quoted(start, 60)}')
+        raise BadArgument(f'start must be "oldest", "latest", the number of a message or a datetime, not {excerpt(start, 60)}')
 
 
 def first_place(view: View, start: str | int | datetime | Position) -> Position:
@@ -70,5 +70,5 @@ def _find(view: View, number: int | None, offset: int | None, time: datetime | N
 def _milliseconds(time: object) -> int:
     """A moment in milliseconds since the epoch."""
     if not isinstance(time, datetime) or time.tzinfo is None:
-        raise BadArgument(f"time must be a datetime with a time zone, not {quoted(time, 60)}")
+        raise BadArgument(f"time must be a datetime with a time zone, not {excerpt(time, 60)}")
     return int(time.timestamp() * 1000)

@@ -28,7 +28,7 @@ from qewqew_core.errors import BadArgument, BadPath, Broken, Closed, Corrupt, Lo
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Common, Message
 from qewqew_core.keys import key_hash
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 from qewqew_core.topic import (
     outgoing,
     reader_files,
@@ -108,7 +108,7 @@ class Topic(HasHeader, Closes):
         self.min_free_bytes = arguments.check_whole("min_free_bytes", min_free_bytes, 0, sys.maxsize)
         self.log_bytes = arguments.check_whole("log_bytes", log_bytes, 1, journal.MOST_LOG_BYTES)
         if max_age is not None and (not isinstance(max_age, timedelta) or max_age <= timedelta(0)):
-            raise BadArgument(f"max_age must be a timedelta above 0, or None, not {quoted(max_age, 60)}")
+            raise BadArgument(f"max_age must be a timedelta above 0, or None, not {excerpt(max_age, 60)}")
         self.max_age, self.max_bytes = max_age, arguments.check_bound("max_bytes", max_bytes)
         self.max_records = arguments.check_bound("max_records", max_records)
         self.delete_committed = delete_committed

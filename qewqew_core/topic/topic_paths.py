@@ -23,7 +23,7 @@ from qewqew_core.disk.opening import opening
 from qewqew_core.disk.reserve import RESERVE
 from qewqew_core.errors import BadPath
 from qewqew_core.formats import zbus
-from qewqew_core.secrecy import quoted
+from qewqew_core.secrecy import excerpt
 
 LOG = ".wal"  # of logs: a name that no cleaner and no rotation of logs matches
 LOCK = ".lock"
@@ -129,9 +129,9 @@ def check_reader_name(name: object) -> str:
     try:
         size = len(name.encode())
     except UnicodeEncodeError as error:
-        raise BadPath(f"the reader's name {quoted(name, 100)} is not valid text: {error.reason}") from error
+        raise BadPath(f"the reader's name {excerpt(name, 100)} is not valid text: {error.reason}") from error
     if not 0 < size <= 100 or not name.isprintable() or "/" in name or name.startswith("."):
         raise BadPath(
-            f"{quoted(name, 120)} cannot be a reader's name: at most 100 bytes, printable, without a slash, and no dot in front"
+            f"{excerpt(name, 120)} cannot be a reader's name: at most 100 bytes, printable, without a slash, and no dot in front"
         )
     return name

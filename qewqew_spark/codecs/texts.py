@@ -15,6 +15,7 @@ from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 from qewqew_core.errors import BadArgument
+from qewqew_core.secrecy import excerpt
 
 DAY = 86_400_000_000  # in microseconds
 _EPOCH = date(1970, 1, 1).toordinal()
@@ -181,7 +182,7 @@ def zone_option(name: str) -> tzinfo:
     try:
         return zone_of(name)
     except ValueError as error:
-        raise BadArgument(f"the option 'timeZone' must be a zone like Europe/Paris or +02:00, not {name!r:.80}") from error
+        raise BadArgument(f"the option 'timeZone' must be a zone like Europe/Paris or +02:00, not {excerpt(name, 80)}") from error
 
 
 _EXACT = Context(prec=10_000_000, rounding=ROUND_HALF_UP, Emax=MAX_EMAX, Emin=MIN_EMIN)

@@ -32,6 +32,8 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
+from qewqew_core.secrecy import excerpt
+
 try:
     from qewqew_core import references, secrecy
     from qewqew_core.batch import manifest
@@ -191,7 +193,7 @@ def _table(spark: SparkSession, output: Output, good: DataFrame, batches: Sequen
     if output.transform is not None:
         table = _transformed(spark, output.transform, batches)
     elif output.sql is not None:
-        with blamed(f"the query {output.sql!r:.200}"):
+        with blamed(f"the query {excerpt(output.sql, 200)}"):
             # spark.sql would execute a command (INSERT, DROP ...) at once: only a query may pass.
             spark._jsparkSession.sessionState().sqlParser().parseQuery(output.sql)
             table = spark.sql(output.sql)
@@ -281,7 +283,7 @@ def arguments(argv: Sequence[str] | None = None, source: str = "batch") -> argpa
     found.outputs = [Output.from_json(text) for text in found.outputs]
     pairs = [pair.partition("=") for pair in found.read_options]
     if wrong := [name for name, equals, _ in pairs if not name or not equals]:
-        raise BadArgument(f"argument --read-option: write it like NAME=VALUE, not {wrong[0]!r:.80}")
+        raise BadArgument(f"argument --read-option: write it like NAME=VALUE, not {excerpt(wrong[0], 80)}")
     found.read_options = {name: value for name, _, value in pairs}
     references.refuse_in_clear("argument --read-option", found.read_options)
     if found.result is not None and not os.path.isdir(os.path.dirname(os.path.abspath(found.result))):

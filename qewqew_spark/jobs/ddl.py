@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from qewqew_core.errors import BadArgument
+from qewqew_core.secrecy import excerpt
 
 _NAME, _TEXT, _NESTED = "\1", "\2", "\3"  # stand for a quoted name, a quoted text, and a type that is right
 _QUOTED = {
@@ -40,6 +41,6 @@ def check_schema(schema: str) -> None:
     right = _FIELDS.match(text)
     rest = schema[right.end() if right else 0 :].lstrip(" ,")
     raise BadArgument(
-        f"the schema {schema!r:.200} is wrong at {repr(rest[:40]) if rest else 'the end'}: a column and one of Spark's types are "
-        "expected there. Write it like 'id BIGINT, tags ARRAY<STRING>'"
+        f"the schema {excerpt(schema, 200)} is wrong at {excerpt(rest, 42) if rest else 'the end'}: a column and one of Spark's "
+        "types are expected there. Write it like 'id BIGINT, tags ARRAY<STRING>'"
     )

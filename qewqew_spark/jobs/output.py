@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 
 from qewqew_core import references, secrecy
 from qewqew_core.errors import BadArgument
+from qewqew_core.secrecy import excerpt
 from qewqew_spark.jobs.ddl import check_schema
 
 BATCH = "batch"  # the view, the column, and the level of directories that have a batch's records under its id
@@ -47,7 +48,7 @@ class Output:
     def __post_init__(self) -> None:
         def check(good: bool, name: str, must: str) -> None:
             if not good:
-                raise BadArgument(f"output: {name!r} must be {must}, not {getattr(self, name)!r:.200}")
+                raise BadArgument(f"output: {name!r} must be {must}, not {excerpt(getattr(self, name), 200)}")
 
         check(self.path is None or _is_text(self.path), "path", "a path")
         check(self.table is None or _is_text(self.table), "table", "the name of a table")
@@ -172,7 +173,7 @@ def check_arguments(
     if not outputs:
         raise BadArgument("no output; give at least one")
     if codec not in CODECS:
-        raise BadArgument(f"codec must be one of {', '.join(CODECS)}, not {codec!r:.80}")
+        raise BadArgument(f"codec must be one of {', '.join(CODECS)}, not {excerpt(codec, 80)}")
     if codec in WHOLE and schema is not None:
         raise BadArgument(f"the codec {codec!r} takes no schema: its records have no fields")
     if codec not in WHOLE and codec != "json" and schema is None:
@@ -189,7 +190,7 @@ def check_arguments(
         if name.lower() in OWN_OPTIONS:
             raise BadArgument(f"the read option {name!r} is set by the job itself")
     if schema_evolution not in SCHEMA_EVOLUTIONS:
-        raise BadArgument(f"schema_evolution must be one of {', '.join(SCHEMA_EVOLUTIONS)}, not {schema_evolution!r:.80}")
+        raise BadArgument(f"schema_evolution must be one of {', '.join(SCHEMA_EVOLUTIONS)}, not {excerpt(schema_evolution, 80)}")
     if max_bad_records is not None and max_bad_records < 0:
         raise BadArgument(f"max_bad_records is negative: {max_bad_records}")
     if quarantine is None:

@@ -19,6 +19,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringTy
 
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.errors import BadArgument, Corrupt
+from qewqew_core.secrecy import excerpt
 from qewqew_spark.jobs.explaining import blamed, blamed_write
 from qewqew_spark.jobs.output import BATCH, WHOLE
 from qewqew_spark.jobs.parsers import Csv, Json, Parser
@@ -290,7 +291,7 @@ def parsed(schema: str) -> StructType:
     with blamed("the schema"):
         found = StructType.fromDDL(schema)
     if not isinstance(found, StructType) or not found.names:
-        raise BadArgument(f"the schema {schema!r:.200} has no columns; write it like 'id BIGINT, name STRING'")
+        raise BadArgument(f"the schema {excerpt(schema, 200)} has no columns; write it like 'id BIGINT, name STRING'")
     return found.toNullable()
 
 

@@ -27,6 +27,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.errors import BadArgument, BatchConflict
+from qewqew_core.secrecy import excerpt
 from qewqew_spark.jobs.explaining import blamed, explain
 from qewqew_spark.jobs.output import BATCH, FILE_FORMATS, SHOWN_FORMATS, Output
 from qewqew_spark.tables.append import append_to
@@ -328,7 +329,7 @@ class Jdbc(Sink):
         # What lies before the last dot is the schema: names may be quoted, in the ways of the databases, and hold dots.
         found = re.fullmatch(r'(.*\.)?("[^"]+"|`[^`]+`|\[[^\]]+\]|[^\s."`\[\]()]+)', self.name)
         if not found:
-            raise BadArgument(f"output: the option 'dbtable' must be the name of a table, not {self.name!r:.80}")
+            raise BadArgument(f"output: the option 'dbtable' must be the name of a table, not {excerpt(self.name, 80)}")
         # Of this batch and table only, and the same in each run, which so replaces what a killed one left.
         self.staging = f"{found[1] or ''}qewqew_{zlib.crc32(f'{self.name} {batch}'.encode()):08x}"
         jvm: Any = spark.sparkContext._jvm

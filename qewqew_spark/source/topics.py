@@ -25,6 +25,7 @@ from qewqew_core.errors import BadArgument, Corrupt, MessagesLost
 from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Entry
+from qewqew_core.secrecy import excerpt
 from qewqew_core.topic.block_sums import damaged, pieces_of
 from qewqew_core.topic.view import SCAN, Position, View
 from qewqew_spark.options import ROW_OPTIONS
@@ -65,7 +66,7 @@ class Bound(NamedTuple):
             return cls(options.choice(name, ("earliest", "latest"), default))  # type: ignore[arg-type]  # it is one of them
         except BadArgument:
             raise BadArgument(
-                f"the option {name!r} must be earliest, latest or the number of a message, not {text!r:.80}"
+                f"the option {name!r} must be earliest, latest or the number of a message, not {excerpt(text, 80)}"
             ) from None
 
 
@@ -81,7 +82,7 @@ def _milliseconds(text: str, option: str) -> int:
     if moment is None or moment.tzinfo is None:
         raise BadArgument(
             f"the option {option!r} must be milliseconds since the epoch, or a time with a zone, like 2026-11-20T15:00:00Z, "
-            f"not {text!r:.80}"
+            f"not {excerpt(text, 80)}"
         )
     return int(moment.timestamp() * 1000)
 

@@ -32,6 +32,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from qewqew_core.errors import BadArgument
+from qewqew_core.secrecy import excerpt
 from qewqew_spark.tables.evolution import fits, new_columns
 from qewqew_spark.tables.session import delete, files_below, folding, quoted, setting
 
@@ -323,9 +324,9 @@ def append_to(
     """
     kind = format.lower()
     if kind not in FORMATS:
-        raise BadArgument(f"format must be one of {', '.join(FORMATS)}, not {format!r:.80}")
+        raise BadArgument(f"format must be one of {', '.join(FORMATS)}, not {excerpt(format, 80)}")
     if commit not in COMMITS:
-        raise BadArgument(f"commit must be one of {', '.join(COMMITS)}, not {commit!r:.80}")
+        raise BadArgument(f"commit must be one of {', '.join(COMMITS)}, not {excerpt(commit, 80)}")
     module, name = ("by_spark", f"{FORMATS[kind]}BySpark") if commit == "spark" else (kind, f"{FORMATS[kind]}Append")
     try:
         made: Append = getattr(importlib.import_module(f"qewqew_spark.tables.{module}"), name)(spark, table, batches, **options)

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from qewqew_core.errors import BadArgument
+from qewqew_core.secrecy import excerpt
 from qewqew_spark.tables.append import ATTEMPT, BATCH_ID, BATCH_IDS, Append, Commit, marks_in, named
 from qewqew_spark.tables.evolution import relaxed
 from qewqew_spark.tables.session import columns_ddl, exists, folding, missing_format, quoted
@@ -74,7 +75,7 @@ class IcebergBySpark(BySpark):
         super().__init__(spark, table, batches, **options)
         catalog, *names = table.split(".")
         if len(names) < 2 or not all((catalog, *names)):
-            raise BadArgument(f"an Iceberg table has a name like catalog.namespace.table, not {table!r:.200}")
+            raise BadArgument(f"an Iceberg table has a name like catalog.namespace.table, not {excerpt(table, 200)}")
         _check_catalog(spark, catalog)
         self._namespace = ".".join(map(quoted, (catalog, *names[:-1])))
         self._name = f"{self._namespace}.{quoted(names[-1])}"

@@ -32,6 +32,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from qewqew_core.errors import BadArgument
+from qewqew_core.secrecy import excerpt
 from qewqew_spark.tables.append import ATTEMPT, StagedAppend, named
 from qewqew_spark.tables.session import quoted
 
@@ -58,7 +59,7 @@ class IcebergAppend(StagedAppend):
         super().__init__(spark, table, batches, **options)
         catalog, *self._identifier = table.split(".")
         if len(self._identifier) < 2 or not all((catalog, *self._identifier)):
-            raise BadArgument(f"an Iceberg table has a name like catalog.namespace.table, not {table!r:.200}")
+            raise BadArgument(f"an Iceberg table has a name like catalog.namespace.table, not {excerpt(table, 200)}")
         self._catalog = _catalog(spark, catalog)
         self._table: Table | None = None  # as it was at the last look
 
@@ -194,7 +195,7 @@ def _transform(text: str) -> tuple[str, Transform[Any, Any]]:
         r"(?:(year|month|day|hour)s?\(\s*([^(),]+?)\s*\)|truncate\(\s*(\d+)\s*,\s*([^(),]+?)\s*\)|([^()]+))", text
     )
     if found is None:
-        raise BadArgument(f"partition_by: write it like day, month(ts) or truncate(4, name), not {text!r:.80}")
+        raise BadArgument(f"partition_by: write it like day, month(ts) or truncate(4, name), not {excerpt(text, 80)}")
     unit, of_time, width, of_text, column = found.groups()
     if unit:
         return of_time, parse_transform(unit)

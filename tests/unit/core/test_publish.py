@@ -283,7 +283,7 @@ def test_a_directory_that_cannot_be_written_is_named(batch, tmp_path, monkeypatc
     def fails(*_: object, **__: object) -> None:
         raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr(os, "mkdir", fails)
+    monkeypatch.setattr(os, "mkdir", fails)  # stands for a file system that is mounted to be read, or whose disk is bad
     with pytest.raises(BadPath, match=rf"{tmp_path}/p.*: cannot be written: {os.strerror(error)}. Nothing was added"):
         batch.publish(f"{tmp_path}/p")
 

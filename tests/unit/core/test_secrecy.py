@@ -15,7 +15,7 @@ from secret_forms import IN_TEXT, MORE_IN_TEXT, NAMES, NO_SECRETS, SECRET
 from qewqew_core import BadArgument, BadKey, BadPath, Corrupt, Locked, Queue
 from qewqew_core.arguments import check_key
 from qewqew_core.references import is_reference, refuse_in_clear, resolved
-from qewqew_core.secrecy import hide, quoted, secrets_of
+from qewqew_core.secrecy import excerpt, hide, secrets_of
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -151,10 +151,10 @@ def test_what_a_reference_gave_is_hidden_however_it_is_written(value, monkeypatc
 
 @pytest.mark.parametrize("before", range(0, 64, 3))
 def test_a_text_is_cut_when_its_secrets_are_hidden(before):
-    shown = quoted("x" * before + f"https://me:{SECRET}@host/x" * 3, 60)
+    shown = excerpt("x" * before + f"https://me:{SECRET}@host/x" * 3, 60)
     assert "hush" not in shown
     assert len(shown) <= 60
-    assert "hush" not in quoted([f"https://me:{SECRET}@h"], 20)
+    assert "hush" not in excerpt([f"https://me:{SECRET}@h"], 20)
     with pytest.raises(BadKey) as caught:
         check_key("/" * (70 + before) + f"https://me:{SECRET}@host/x")
     assert "hush" not in str(caught.value)
