@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from damage import in_time, tree
 from disk import NoSync
-from plain import forget_log
+from plain import crashed, forget_log
 from refusal import refused
 from stores import STORES, QueueStore, TopicStore
 
@@ -571,3 +571,15 @@ def test_damage_found_while_reading_is_reported_by_every_call_and_by_verify_unti
     assert Path(report.set_aside).is_dir()
     with Queue(closed, chunk_size=20) as q, q.session() as session:
         assert session.get_many(100) == [*RECORDS[1:], b"behind", b"behind"]
+
+
+def test_a_chunk_that_is_missing_is_damage_by_a_name_that_callers_know(tmp_path):
+    (tmp_path / "open").mkdir()
+    with Queue(tmp_path / "open/q") as q:
+        q.put_many([b"a"] * 3)
+        copy = crashed(tmp_path / "open")
+    (copy.parent / "q.30001").unlink()
+    with pytest.raises(Corrupt, match=r"the chunk file is missing.*qewqew repair") as caught:
+        Queue(copy.parent / "q")
+    assert type(caught.value) is Corrupt
+    assert caught.value.path == f"{copy.parent}/q.30001"
