@@ -136,7 +136,7 @@ def hide_from_now_on(name: str, value: str) -> None:
 
 def excerpt(value: object, most: int) -> str:
     """What somebody gave, as an error quotes it: its repr without secrets, which are hidden before it is cut at ``most``."""
-    return f"{hide(value) if isinstance(value, str) else hide(repr(value))!r}"[:most]
+    return (repr(hide(value)) if isinstance(value, str) else hide(repr(value)))[:most]
 
 
 def reference_of(value: object) -> tuple[str, str] | None:

@@ -179,9 +179,8 @@ def is_damaged(path: str, chunk_id: int, sign: IndexEntry) -> bool:
 
 def _pieces(path: str, found: Snapshot, chunk_state: Chunk) -> Iterator[tuple[IndexEntry, bytes]]:
     """What is unread of a chunk of this snapshot, verified."""
-    file = chunk.chunk_path(path, chunk_state.id)
-    files = _files_beside(path, WithPending(found.pending.get(chunk_state.id, [])))
-    with opening(file, "queue"), Descriptors([_open(files, file)]) as (fd,):
+    file, pending = chunk.chunk_path(path, chunk_state.id), WithPending(found.pending.get(chunk_state.id, []))
+    with opening(file, "queue"), Descriptors([_open(files := _files_beside(path, pending), file)]) as (fd,):
         yield from unread(files, fd, file, chunk_state)
 
 

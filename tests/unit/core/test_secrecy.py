@@ -155,6 +155,7 @@ def test_a_text_is_cut_when_its_secrets_are_hidden(before):
     assert "hush" not in shown
     assert len(shown) <= 60
     assert "hush" not in excerpt([f"https://me:{SECRET}@h"], 20)
+    assert [excerpt(value, 9) for value in (None, "None", [1, "a"], "x" * 9)] == ["None", "'None'", "[1, 'a']", "'xxxxxxxx"]
     with pytest.raises(BadKey) as caught:
         check_key("/" * (70 + before) + f"https://me:{SECRET}@host/x")
     assert "hush" not in str(caught.value)
