@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,9 @@ from airflow.providers.common.compat.sdk import (
     AirflowFailException,
     AirflowNotFoundException,
     AirflowSkipException,
-    mask_secret,
 )
 from airflow.sdk import BaseHook
+from airflow.sdk.log import mask_secret
 from airflow.utils.net import get_hostname
 
 from qewqew_airflow import errors
@@ -181,6 +182,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         self.schema_evolution = schema_evolution
         self._killed = False
         self._tell_ui: Callable[[str], None] | None = None
+        self._last_lines: deque[str] = deque(maxlen=100)  # of spark-submit's output
         self._driver_is_here = True
         self._result: dict[str, Any] = {}
         self._ready_made = not self.application
@@ -302,6 +304,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
 
     def _check_durable(self) -> None:
         """Settings that the provider refuses only when it submits, or with which it keeps no driver's id."""
+        if not hasattr(self, "durable"):  # a provider before 6.3, which submits again
+            return
         hook = self._get_hook()
         if self._track_driver_via_k8s_api:
             hook._validate_track_driver_via_k8s_api_config()
@@ -337,12 +341,16 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
                 given = self.application_args or ["{manifest}"]
                 self.application_args = spark_job.fill_in(given, manifest=manifest, batch_id=batch.id, result=result)
             start = time.monotonic()
+            self._last_lines.clear()
             self._tell_ui = functools.partial(SparkLink().tell, context["ti"])
             self.log.info("::group::Spark on batch %s", batch.id)  # Airflow's page of the log folds what follows
             try:
                 super().execute(context)
             except (AirflowException, RuntimeError) as error:  # the latter from a driver elsewhere
-                failure = errors.SparkJobFailed(f"batch {batch.id}: {(reason := spark_job.last_error(str(error)))}")
+                output = str(error)
+                if output.startswith("Cannot execute") and "\n" not in output:  # a provider before 6.3 does not add the output
+                    output = "\n".join([output, *self._last_lines])
+                failure = errors.SparkJobFailed(f"batch {batch.id}: {(reason := spark_job.last_error(output))}")
                 if self._ready_made and reason.startswith("BadArgument: "):
                     raise errors.fails_at_once(failure, errors.AGAIN) from error
                 raise failure from error
@@ -370,6 +378,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
 
     def _heard(self, line: str) -> str:
         """Look at a line that spark-submit prints. The first that has the address of Spark's UI makes the link."""
+        self._last_lines.append(line.rstrip())
         if self._tell_ui is not None and (url := spark_job.ui_of(line, os.environ.get("SPARK_PUBLIC_DNS") or get_hostname())):
             tell, self._tell_ui = self._tell_ui, None
             try:
@@ -382,7 +391,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         """After the acknowledgement: forget the driver, remove the copy. A failure here does not undo the acknowledgement."""
         try:
             known = context.get("task_state_store")
-            if self.durable and known is not None:  # or the cleared task would take that job for its own
+            if known is not None and self.durable:  # or the cleared task would take that job for its own
                 known.delete(self.external_id_key)
                 known.delete(self._K8S_DRIVER_STATUS_KEY)
             if self.publish_to is not None:

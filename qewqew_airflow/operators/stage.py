@@ -8,8 +8,12 @@ from contextlib import closing
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow.providers.common.compat.sdk import determine_kwargs
 from airflow.sdk import BaseOperator, XComArg
+
+try:
+    from airflow.sdk.bases.decorator import determine_kwargs
+except ImportError:  # Airflow 3.1
+    from airflow.utils.operator_helpers import determine_kwargs  # type: ignore[attr-defined]
 from airflow.sdk.execution_time.lazy_sequence import LazyXComSequence
 
 from qewqew_airflow.arguments import is_rendered_later

@@ -196,6 +196,26 @@ def test_spark_submit_is_taken_from_path_else_from_beside_this_python(tmp_path: 
         find_spark_submit("spark3-submit", {"PATH": "/nowhere"})
 
 
+@pytest.mark.parametrize(("spark", "client"), [("4.3.0", "4.2.0"), (None, "4.2.0"), ("4.2.0", "4.2.0"), ("4.3.0", None)])
+def test_pyspark_beside_another_version_of_its_client_is_refused(
+    spark: str | None, client: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, version in (("pyspark", spark), ("pyspark_client", client)):
+        if version:
+            metadata = tmp_path / f"{name}-{version}.dist-info" / "METADATA"
+            metadata.parent.mkdir()
+            metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    if spark:
+        (tmp_path / "spark-submit").touch(mode=0o755)
+    if spark == client or client is None:
+        assert find_spark_submit("spark-submit", {"PATH": "/nowhere"}) == str(tmp_path / "spark-submit")
+    else:
+        with pytest.raises(SparkSubmitNotFound, match=r"pyspark==4\.2\.0"):
+            find_spark_submit("spark-submit", {"PATH": "/nowhere"})
+
+
 def test_a_driver_dies_with_the_process_that_started_it() -> None:
     program = (
         "import os, subprocess, sys, signal\n"
