@@ -81,7 +81,7 @@ def test_a_cleared_task_stages_nothing_and_a_new_run_stages_again(run: Any, held
     cleared = run.again(dag, first)
     assert cleared.run_id == first.run_id
     assert cleared.tries("stage") == 2
-    assert cleared.result("stage") == {held.kind: "orders", "records": 2}
+    assert cleared.result("stage") == {held.kind: "orders", "records": 2, "repeated": True, "stored": 0}
     second = run(dag)
     assert held.taken() == [first.run_id.encode()] * 2 + [second.run_id.encode()] * 2
 
