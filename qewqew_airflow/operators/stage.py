@@ -170,8 +170,8 @@ class QewQewStageOperator(BaseOperator):
             staged, repeated = target.commit(key)
         if repeated:
             self.log.warning(
-                "Stored nothing: an earlier try staged %s records into %s under %s, or a run of this name that was deleted. To stage "
-                "again what this task fetches, start a run with another run id",
+                "Stored nothing: an earlier try staged %s records into %s under %s, or a run of this name that was deleted. "
+                "To stage again what this task fetches, start a run with another run id",
                 f"{staged:,}",
                 path,
                 key,

@@ -45,7 +45,7 @@ def test_a_task_that_fails_after_its_commit_stages_once(run: Any, held: Held) ->
     ran = run(dag)
     assert ran.states() == {"stage": "success"}
     assert ran.tries("stage") == 2
-    assert ran.result("stage") == {held.kind: "orders", "records": 1}
+    assert ran.result("stage") == {held.kind: "orders", "records": 1, "repeated": True, "stored": 0}
     assert held.taken() == [b"record of try 1"]
 
 
