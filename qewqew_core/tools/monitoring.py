@@ -31,7 +31,7 @@ class Watched:
     """A queue, or a reader of a topic: what waits there, or why that cannot be read."""
 
     path: str
-    kind: Kind
+    kind: Kind | None  # None: a directory that cannot be read
     reader: str | None
     stats: QueueStats | None
     error: QewQewError | None = None
@@ -56,6 +56,8 @@ def watch(paths: Iterable[str]) -> Iterator[Watched]:
         for kind, names in ((Kind.QUEUE, found.queues), (Kind.TOPIC, found.topics)):
             for name in names:
                 yield from _in(os.path.join(path, name), kind)
+        for name, error in found.unreadable.items():
+            yield Watched(os.path.join(path, name), None, None, None, error)
 
 
 def _in(path: str, kind: Kind) -> Iterator[Watched]:
@@ -123,4 +125,4 @@ def _labels(watched: Watched) -> str:
     def quoted(text: str) -> str:
         return visible(text).replace("\\", r"\\").replace('"', r"\"")
 
-    return f'path="{quoted(watched.path)}",kind="{watched.kind}",reader="{quoted(watched.reader or "")}"'
+    return f'path="{quoted(watched.path)}",kind="{watched.kind or "directory"}",reader="{quoted(watched.reader or "")}"'
