@@ -45,7 +45,7 @@ try:
     from qewqew_spark.jobs.records import check_names, observed
     from qewqew_spark.jobs.writing import Sink, sink_of
     from qewqew_spark.options import Options, local_path
-    from qewqew_spark.tables.session import folding
+    from qewqew_spark.tables.session import copy_of, folding
 except ModuleNotFoundError as error:
     # Submitted by its path, where the package is not installed: sys.path has this file's directory only.
     sys.exit(
@@ -82,9 +82,45 @@ def run(
     has a path, with ``-quarantine`` appended. ``max_bad_records``: if more do not decode, nothing but the quarantine is
     written; None: any number. ``schema_evolution``: see `evolution.new_columns`.
 
+    Threads may share the session, which stays as it is: each call works in a copy, which has the view, and which a transform
+    gets as ``batch.sparkSession``.
+
     Raises `BadArgument` and `BadManifest` before anything is written, `TooManyBadRecords`, `BatchConflict` if a table has
     some of several batches already, and what Spark raises when a write fails (then the same call may be made again).
     """
+    try:
+        with copy_of(spark) as session:
+            return run_in(
+                session,
+                batch,
+                outputs,
+                codec=codec,
+                schema=schema,
+                read_options=read_options,
+                quarantine=quarantine,
+                max_bad_records=max_bad_records,
+                schema_evolution=schema_evolution,
+            )
+    finally:
+        for output in outputs:
+            with suppress(PySparkException, Py4JJavaError):  # there may be no such table
+                if output.table is not None and (not output.appends or output.commit == "spark"):
+                    spark.catalog.refreshTable(output.table)  # of whose files a session keeps a list
+
+
+def run_in(
+    spark: SparkSession,
+    batch: str | records.Batches,
+    outputs: Sequence[Output],
+    *,
+    codec: str = "json",
+    schema: str | None = None,
+    read_options: Mapping[str, Option] | None = None,
+    quarantine: str | None = None,
+    max_bad_records: int | None = None,
+    schema_evolution: str = "merge",
+) -> dict[str, Any]:
+    """`run` in the session itself, which nobody else may use meanwhile, and where it leaves the format `qewqew`."""
     began = time.monotonic()
     quarantine = check_arguments(
         outputs,
@@ -311,7 +347,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         batches = batch_at(batch, found["read_options"])  # before Spark starts
         spark = start()
         records.start_workers(spark, batches)
-        return run(spark, batches, outputs, **found)
+        return run_in(spark, batches, outputs, **found)  # a transform may ask Spark for *the* session
 
     return application(argv, "batch", job)
 

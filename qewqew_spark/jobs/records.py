@@ -108,7 +108,7 @@ class Records:
                 for place in [staging] if exists(spark, quarantine) else [quarantine, staging]:
                     make_private(spark, place)
                 bad.write.mode("append").partitionBy(BATCH).parquet(staging)
-            make_private(spark, staging)
+            make_private(spark, staging, below=True)
             read = observed(seen).get("read")
             if read != self.batches.records:
                 raise Corrupt(f"{read} records were read, the manifest says {self.batches.records}", path=str(self.batches))

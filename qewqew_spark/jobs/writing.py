@@ -181,7 +181,7 @@ class Files(Sink):
     def abort(self) -> None:
         delete(self.spark, self._staging)
         if self._made and not listed(self.spark, self._path):
-            delete(self.spark, self._path)
+            delete(self.spark, self._path, empty=True)  # or another batch has come meanwhile
 
     def clear(self) -> None:
         delete(self.spark, self._directory)
