@@ -43,7 +43,7 @@ try:
     from qewqew_spark.jobs.explaining import blamed, blamed_write, explain
     from qewqew_spark.jobs.output import BATCH, CODECS, SCHEMA_EVOLUTIONS, Option, Output, check_arguments
     from qewqew_spark.jobs.records import check_names, observed
-    from qewqew_spark.jobs.writing import Sink, sink_of
+    from qewqew_spark.jobs.writing import Sink, sink_of, unfit
     from qewqew_spark.options import Options, local_path
     from qewqew_spark.tables.session import copy_of, folding
 except ModuleNotFoundError as error:
@@ -137,7 +137,7 @@ def run_in(
     if any(output.transform for output in outputs):  # which may read more; nothing else does by the format, and it takes a second
         register(spark)
     given = None if schema is None else records.parsed(schema)
-    found = records.read(spark, batches, codec, given, options)
+    found = records.read(spark, batches, codec, given, options, unfit(sinks))
 
     name = f"records of {batches.ids[0]}"
     seen = Observation(name)

@@ -30,6 +30,8 @@ from qewqew_spark.tables.session import delete, exists, folding, listed, make_pr
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
+# Of the fields, and of what gives one by its name: a reason, null if the outputs can hold the record; None if they hold any.
+Unfit = Callable[[StructType, Callable[[str], Column]], Column | None]
 REASON, METADATA = "_corrupt_reason", "_metadata"  # columns of a typed read
 # Options of Spark's CSV and JSON readers for files, for finding a schema, or for writing: they make no sense for a record.
 _NOT_OF_RECORDS = {
@@ -144,10 +146,17 @@ def observed(seen: Observation) -> dict[str, int]:
     return seen.get if report.getRow().length() else {}
 
 
-def read(spark: SparkSession, batches: Batches, codec: str, schema: StructType | None, options: Mapping[str, str]) -> Records:
+def read(
+    spark: SparkSession,
+    batches: Batches,
+    codec: str,
+    schema: StructType | None,
+    options: Mapping[str, str],
+    unfit: Unfit = lambda fields, field: None,
+) -> Records:
     """The records of the batches, with the fields of the schema; None: those of JSON records are inferred.
 
-    Raises `BadArgument` if they cannot be columns.
+    ``unfit``: why the outputs cannot hold a record that decodes. Raises `BadArgument` if the fields cannot be columns.
     """
     known = _options_of_spark(spark, codec)
     theirs = {name: value for name, value in options.items() if name.lower() in known}
@@ -183,10 +192,17 @@ def read(spark: SparkSession, batches: Batches, codec: str, schema: StructType |
         )
         columns = [F.col(name) if name == METADATA else parser.field("parsed", name).alias(name) for name in record.names]
 
-        def judge() -> DataFrame:
-            return load(place).select("*", parser.reason.alias("reason"))
+        def unfit_of(parsed: str) -> Column | None:
+            return unfit(fields, lambda name: parser.field(parsed, name))
 
-        return Records(batches, rows, parser.bad("parsed"), columns, judge, parser.located)
+        def judge() -> DataFrame:
+            more = unfit_of("parsed")
+            if more is None:
+                return load(place).select("*", parser.reason.alias("reason"))
+            judged = load(place).select("*", parser.reason.alias("reason"), parser.parsed.alias("parsed"))
+            return judged.withColumn("reason", F.coalesce("reason", more)).drop("parsed")
+
+        return Records(batches, rows, _any(parser.bad("parsed"), unfit_of("parsed")), columns, judge, parser.located)
 
     if codec == "csv":
         return by_spark(Csv(spark, fields, corrupt, theirs))
@@ -198,11 +214,17 @@ def read(spark: SparkSession, batches: Batches, codec: str, schema: StructType |
     if codec == "json":
         typed |= {"strict": "true", "timeZone": str(spark.conf.get("spark.sql.session.timeZone")), **of_values}
     reason = StructField(REASON, StringType())
-    more = StructField(corrupt, BinaryType()), reason, StructField(METADATA, StructType([*place][1:]))
+    unfit_typed = unfit(fields, lambda name: F.col(quoted(name)))
+    kept, *beside = place  # the record itself, and where it was
+    more = StructField(corrupt, BinaryType()), reason
 
     def judge() -> DataFrame:
-        shown = F.col(corrupt).alias("value"), F.col(f"{METADATA}.*"), F.col(REASON).alias("reason")
-        return load(StructType([*fields, *more]), **typed).select(*shown)
+        value, why = F.col(corrupt), F.col(REASON)
+        if unfit_typed is not None:  # records that decode
+            value, why = F.coalesce(value, f"{METADATA}.{kept.name}"), F.coalesce(why, unfit_typed)
+        metadata = StructField(METADATA, StructType(beside if unfit_typed is None else [*place]))
+        shown = value.alias("value"), *(F.col(f"{METADATA}.{each.name}") for each in beside), why.alias("reason")
+        return load(StructType([*fields, *more, metadata]), **typed).select(*shown)
 
     try:
         decoded = load(StructType([*record, reason]), **typed) if record.names else None
@@ -211,7 +233,12 @@ def read(spark: SparkSession, batches: Batches, codec: str, schema: StructType |
             with suppress(BadArgument):
                 return by_spark(Json(spark, fields, of_values))  # it knows more types
         raise
-    return Records(batches, decoded, F.col(REASON).isNotNull(), [F.col(quoted(name)) for name in record.names], judge)
+    bad = _any(F.col(REASON).isNotNull(), unfit_typed)
+    return Records(batches, decoded, bad, [F.col(quoted(name)) for name in record.names], judge)
+
+
+def _any(bad: Column, unfit: Column | None) -> Column:
+    return bad if unfit is None else bad | unfit.isNotNull()
 
 
 def rows_of(spark: SparkSession, source: BatchReader, columns: StructType) -> DataFrame:

@@ -15,13 +15,13 @@ import re
 import uuid
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructField, StructType
 
@@ -30,8 +30,10 @@ from qewqew_core.errors import BadArgument, BatchConflict
 from qewqew_core.secrecy import excerpt
 from qewqew_spark.jobs.explaining import blamed, explain
 from qewqew_spark.jobs.output import BATCH, FILE_FORMATS, SHOWN_FORMATS, Output
+from qewqew_spark.jobs.records import Unfit
 from qewqew_spark.tables.append import append_to
 from qewqew_spark.tables.evolution import Fold, Same, new_columns, same_in_a_database
+from qewqew_spark.tables.limits import MISFIT, beyond_years, first_of
 from qewqew_spark.tables.session import columns_ddl, delete, exists, folding, listed, missing_format, quoted, rename, setting
 
 TYPED_FILES = {"parquet", "orc"}  # tell the types of their columns
@@ -56,6 +58,23 @@ def sink_of(spark: SparkSession, output: Output, batches: Sequence[Manifest], sc
     else:
         made = Files
     return made(spark, output, batches[0].id, schema_evolution)
+
+
+def unfit(sinks: Sequence[Sink]) -> Unfit:
+    """Why the places cannot hold a record, for `records.read`. Of what a query makes of it, only the times are known."""
+
+    def reason(fields: StructType, column: Callable[[str], Column]) -> Column | None:
+        reasons: list[Column | None] = []
+        if any(sink.output.appends for sink in sinks):
+            reasons += [beyond_years(column(field.name), field.dataType, field.name) for field in fields]
+        for sink in sinks:
+            required = {sink.fold(name) for name in sink.required()}
+            for name in (field.name for field in fields if sink.fold(field.name) in required):
+                text = f"{MISFIT}: {name}: null, and {sink.output.place} requires a value"
+                reasons.append(F.when(column(name).isNull(), F.lit(text)))
+        return first_of(reasons)
+
+    return reason
 
 
 class Sink(ABC):
@@ -103,6 +122,10 @@ class Sink(ABC):
         if self.existing is not None:
             self.write(self._nothing(self.existing).drop(BATCH))
             self.commit()
+
+    def required(self) -> list[str]:
+        """The fields of the records that must not be null; raises `BadArgument`."""
+        return []
 
     def check(self, table: DataFrame) -> None:
         """Raise `BadArgument` if the columns do not fit to those that are there."""
@@ -219,6 +242,11 @@ class Once(Sink):
 
     def there(self) -> StructType | None:
         return self._append.there()
+
+    def required(self) -> list[str]:
+        if self.output.sql is not None or self.output.transform is not None:
+            return []
+        return [field.name for field in self.there() or () if not field.nullable]
 
     def check(self, table: DataFrame) -> None:
         self._there(self._append.committed())
