@@ -54,6 +54,9 @@ except ModuleNotFoundError as error:
     )
 
 
+NOTHING = "no schema was given and no record has a field to infer one from: an output without columns was not written"
+
+
 class TooManyBadRecords(QewQewError):
     """More records do not decode than ``max_bad_records`` allows. They are in the quarantine; no output was written."""
 
@@ -144,12 +147,13 @@ def run_in(
     good = found.good(seen)
     rows: list[int | None] = [None] * len(sinks)
     tables: list[DataFrame] = []
+    made = [False] * len(sinks)  # has the output a column to write?
     persisted: DataFrame | None = None
 
     def write(early: bool) -> None:
         # What nobody sees before its commit goes first: if it fails, nothing has been replaced.
         for number in sorted(range(len(tables)), key=lambda at: not sinks[at].staged):
-            if first[number] == early:
+            if made[number] and first[number] == early:
                 rows[number] = _write(sinks[number], tables[number])
 
     try:
@@ -157,11 +161,17 @@ def run_in(
             if any(output.sql or output.transform for output in outputs):  # it takes Spark a moment
                 good.createOrReplaceTempView(BATCH)
             tables = [_table(spark, output, good, batches.manifests) for output in outputs]
-        for sink, table in zip(sinks, tables, strict=False):
+        for number, (sink, table) in enumerate(zip(sinks, tables, strict=False)):
             with blamed_write(f"output: {sink.output.place or sink.output.format}"):
-                sink.check(table)
+                tables[number] = sink.settled(table)
+                if _has_rows(sink.output, tables[number]):
+                    made[number] = True
+                    sink.check(tables[number])
         # What nobody sees before its commit, or what a failure leaves as it was, is written in the pass that counts the records.
-        first = [sink.staged or (max_bad_records is None and sink.atomic()) for sink in sinks]
+        first = [
+            columns and (sink.staged or (max_bad_records is None and sink.atomic()))
+            for sink, columns in zip(sinks, made, strict=True)
+        ]
         try:
             if good is not None:
                 passes = sum(str(table._jdf.queryExecution().analyzed()).count(f"{name},") for table in tables)
@@ -193,8 +203,8 @@ def run_in(
                 with suppress(Exception):  # what went wrong is what to report; the next run of the batch removes the rest
                     sink.abort()
             raise
-        for sink in sinks:
-            sink.commit() if tables else sink.clear()
+        for sink, written in zip(sinks, made, strict=True):
+            sink.commit() if written else sink.clear()
     finally:
         spark.catalog.dropTempView(BATCH)
         if persisted is not None:
@@ -209,11 +219,11 @@ def run_in(
         "bad": bad,
         "reasons": reasons,
         "outputs": [
-            {**sink.place, "format": sink.output.format, "written": written or 0, "left_out": sink.left_out}
-            for sink, written in zip(sinks, rows, strict=True)
+            {**sink.place, "format": sink.output.format, "written": count or 0, "left_out": [*sink.left_out, *sink.untyped]}
+            for sink, count in zip(sinks, rows, strict=True)
         ],
         "quarantine": quarantined if bad else None,
-        "note": None if tables else "no schema was given and no record has a field to infer one from: no output was written",
+        "note": None if all(made) else NOTHING,
         "seconds": round(time.monotonic() - began, 3),
     }
 
@@ -252,6 +262,11 @@ def _table(spark: SparkSession, output: Output, good: DataFrame, batches: Sequen
     if output.format.lower() != "iceberg" and columns and len(columns) >= len(table.columns):
         raise BadArgument("output: 'partition_by' names every column, so none is left to write")
     return table
+
+
+def _has_rows(output: Output, table: DataFrame) -> bool:
+    """Has the output a column left, beside those that are names of directories?"""
+    return bool(table.columns if output.format.lower() == "iceberg" else set(table.columns) - set(output.partition_by))
 
 
 def _transformed(spark: SparkSession, name: str, batches: Sequence[manifest.Manifest]) -> DataFrame:

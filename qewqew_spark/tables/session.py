@@ -108,6 +108,11 @@ def delete(spark: SparkSession, path: str, *, empty: bool = False) -> None:
     system.delete(target, not empty)
 
 
+def literal(path: str) -> str:
+    """The path for a read of Spark, which takes it for a pattern."""
+    return re.sub(r"([][{}*?\\])", r"\\\1", path)
+
+
 def exists(spark: SparkSession, path: str) -> bool:
     target, system = _hadoop(spark, path)
     return bool(system.exists(target))
