@@ -53,6 +53,8 @@ def _look(path: str, kind: Kind) -> dict[str, Any]:
         more["readers"] = readers_json(stats, readers)
     found = dataclasses.asdict(held)
     found |= {"files": found.pop("chunks"), **more}
+    if kind is Kind.TOPIC:
+        del found["oldest_unacknowledged"]  # each reader has its own
     return {name: iso(value) if isinstance(value, datetime) else value for name, value in found.items()}
 
 

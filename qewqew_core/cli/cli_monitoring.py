@@ -38,7 +38,9 @@ Paths = Annotated[
     list[str] | None,
     typer.Argument(metavar="PATH", help="Queues, topics, and directories with everything below them.", show_default="."),
 ]
-Age = Annotated[timedelta | None, typer.Option(parser=duration, metavar="TIME", help="How long the oldest record may wait.")]
+Age = Annotated[
+    timedelta | None, typer.Option(parser=duration, metavar="TIME", help="How long a record may stay unacknowledged.")
+]
 Count = Annotated[int | None, typer.Option(min=0, help="How many records may wait.")]
 
 
@@ -79,7 +81,8 @@ def check(
             problems.append((severity, f"{watched.name}: {type(watched.error).__name__}: {watched.error}"))
             continue
         stats = watched.stats
-        bound(watched, "the oldest record has waited {}", age(stats.oldest), {CRITICAL: max_age, WARNING: warn_age})
+        unacknowledged = age(stats.oldest_unacknowledged)
+        bound(watched, "a record has not been acknowledged for {}", unacknowledged, {CRITICAL: max_age, WARNING: warn_age})
         bound(watched, "{} records wait", stats.records, {CRITICAL: max_records, WARNING: warn_records})
         bound(watched, "a batch has been leased for {}", age(stats.oldest_lease), {CRITICAL: max_lease_age})
         bound(watched, "{} dead", stats.dead, {CRITICAL: max_dead})
@@ -91,7 +94,9 @@ def check(
     numbers = {
         "watched": len(found),
         "records": sum(watched.stats.records for watched in found if watched.stats),
-        "oldest": max((int(age(watched.stats.oldest).total_seconds()) for watched in found if watched.stats), default=0),
+        "oldest": max(
+            (int(age(watched.stats.oldest_unacknowledged).total_seconds()) for watched in found if watched.stats), default=0
+        ),
         "dead": sum(watched.stats.dead for watched in found if watched.stats),
     }
     if as_json:

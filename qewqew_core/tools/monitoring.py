@@ -18,7 +18,7 @@ from qewqew_core.queue.inspection import inspect
 from qewqew_core.tools import listing
 from qewqew_core.tools.listing import Kind
 from qewqew_core.tools.printing import visible
-from qewqew_core.topic.topic_inspection import inspect_reader, readers_of
+from qewqew_core.topic.topic_inspection import inspect_reader, inspect_topic, readers_of
 
 if TYPE_CHECKING:
     import pendulum
@@ -32,7 +32,7 @@ class Watched:
 
     path: str
     kind: Kind
-    reader: str | None
+    reader: str | None  # None also for a topic that has no reader
     stats: QueueStats | None
     error: QewQewError | None = None
 
@@ -44,7 +44,7 @@ class Watched:
 def watch(paths: Iterable[str]) -> Iterator[Watched]:
     """The queues and readers at these paths, and in and below these directories.
 
-    Paths are made absolute, because a monitor has many hosts and directories. Nothing waits in a topic without readers. Raises
+    Paths are made absolute, because a monitor has many hosts and directories. In a topic without readers everything waits. Raises
     `BadPath` for a path with nothing there and a directory that cannot be read; further down, each has its own error.
     """
     for path in map(os.path.abspath, paths):
@@ -67,6 +67,8 @@ def _in(path: str, kind: Kind) -> Iterator[Watched]:
     except QewQewError as error:
         yield Watched(path, kind, None, None, error)
         return
+    if not readers:
+        yield _look(path, kind, None, partial(_unread, path))
     for reader in readers:
         yield _look(path, kind, reader, partial(inspect_reader, path, reader))
 
@@ -76,6 +78,14 @@ def _look(path: str, kind: Kind, reader: str | None, look: Callable[[], QueueSta
         return Watched(path, kind, reader, look())
     except QewQewError as error:
         return Watched(path, kind, reader, None, error)
+
+
+def _unread(path: str) -> QueueStats:
+    """What waits in a topic that nobody reads."""
+    stats, _ = inspect_topic(path)
+    return QueueStats(
+        *(stats.messages, stats.bytes, stats.blocks, stats.oldest), 0, 0, 0, stats.on_disk, oldest_unacknowledged=stats.oldest
+    )
 
 
 def age(moment: pendulum.DateTime | None) -> timedelta:
@@ -89,6 +99,10 @@ _GAUGES: dict[str, tuple[str, Callable[[QueueStats], float]]] = {
     "records": ("Records that wait.", lambda stats: stats.records),
     "bytes": ("Bytes of the records that wait.", lambda stats: stats.bytes),
     "oldest_age_seconds": ("How long the oldest record has waited.", lambda stats: _seconds(stats.oldest)),
+    "oldest_unacknowledged_seconds": (
+        "How long the oldest record has not been acknowledged: waiting, leased, returned or dead.",
+        lambda stats: _seconds(stats.oldest_unacknowledged),
+    ),
     "leased": ("Batches that are leased.", lambda stats: stats.leased),
     "oldest_lease_age_seconds": ("How long the oldest lease has lasted.", lambda stats: _seconds(stats.oldest_lease)),
     "returned": ("Batches that wait for another lease.", lambda stats: stats.returned),
