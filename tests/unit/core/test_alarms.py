@@ -6,18 +6,23 @@ The time that passes is that of `LIMITS`; what holds for an hour is told to Prom
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from commands import done, run
 
 from qewqew_core import Queue, Topic
+from qewqew_core.disk import lock
 from qewqew_core.limits import LIMITS
 
-RULES = Path(__file__).parents[3] / "docker" / "monitoring" / "alerts.yml"
+ROOT = Path(__file__).parents[3]
+RULES = ROOT / "docker" / "monitoring" / "alerts.yml"
 HOUR = 3600.0
 
 
@@ -142,6 +147,10 @@ def put_in_the_future(path: Path) -> None:
         LIMITS.clock = clock
 
 
+def nothing(path: Path) -> None:
+    pass
+
+
 LATE = "QewQewNotAcknowledged"
 CASES = [
     (wait, 7, "a record has not been acknowledged for 7 h", {LATE, "QewQewRecordsWait"}),
@@ -157,6 +166,7 @@ CASES = [
     (no_consumer, 72, "a record has not been acknowledged for 3 d", {LATE, "QewQewRecordsWait"}),
     (reader_returned, 72, "a record has not been acknowledged for 3 d", {LATE}),
     (reader_dead, 72, "a record has not been acknowledged for 3 d", {LATE, "QewQewDeadLetters"}),
+    (nothing, 0, "0 queues and readers are there, fewer than 1", {"QewQewNothingFound"}),
     (put_in_the_future, 7, "a record has not been acknowledged for 7 h", {LATE, "QewQewRecordsWait"}),
 ]
 
@@ -171,6 +181,59 @@ def test_a_failure_rings(tmp_path, later, fail, hours, said, alerts):
     check_alerts(tmp_path / "queues", alerts)
 
 
+def test_a_queue_that_a_process_keeps_open_rings(tmp_path, later):
+    (path := tmp_path / "queues").mkdir()
+    hold = "import sys, qewqew_core; q = qewqew_core.Queue(sys.argv[1]); print(1, flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", hold, path / "q"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"1\n"
+        found = lock.holding(str(path / "q"))
+        assert (found.pid, found.waiters, found.seconds <= 60) == (process.pid, 0, True)
+        later(5)
+        result = run("check", path, "--max-lock-age", "2h")
+        assert result.exit_code == 2
+        assert f"q: process {process.pid} has had it open for 5 h, more than 2 h" in result.stdout
+        assert f'kind="queue",reader=""}} {process.pid}\n' in done("metrics", path).decode()
+        check_alerts(path, {"QewQewLockIsHeld"})
+        process.stdin.close()
+    assert run("check", path, "--max-lock-age", "2h").exit_code == 0
+
+
+def test_waiters_are_counted(tmp_path):
+    path = str(tmp_path / "q")
+    with ThreadPoolExecutor() as pool:
+        with Queue(path):
+            waiting = pool.submit(Queue, path)
+            while (found := lock.holding(path)) is None or not found.waiters:
+                assert not waiting.done()
+            assert (found.pid, found.waiters) == (os.getpid(), 1)
+        waiting.result().close()
+    assert lock.holding(path) is None
+
+
+def test_too_little_room_and_too_few_queues_ring(tmp_path):
+    wait(tmp_path)
+    for options, said in (
+        (["--min-free-bytes", 1 << 60], "bytes are free, fewer than 1,152,921,504,606,846,976"),
+        (["--expect", 2], "1 queue or reader is there, fewer than 2"),
+    ):
+        result = run("check", tmp_path, *options)
+        assert (result.exit_code, said in result.stdout) == (2, True), result.stdout
+    room = os.statvfs(tmp_path)
+    few = run("check", tmp_path, "--min-free-bytes", 1, "--min-free-inodes", 1 << 60)
+    assert few.exit_code == (2 if room.f_files else 0)
+
+
+def test_a_path_that_is_gone_hides_no_other(tmp_path):
+    (path := tmp_path / "queues").mkdir()
+    wait(path)
+    result = run("metrics", path, tmp_path / "gone")
+    assert (result.exit_code, "gone" in result.stderr) == (1, True)
+    assert f'qewqew_watched{{path="{path}"}} 1\n' in result.stdout
+    assert f'qewqew_watched{{path="{tmp_path}/gone"}} 0\n' in result.stdout
+    assert f'qewqew_records{{path="{path}/q",kind="queue",reader=""}} 10\n' in result.stdout
+
+
 def test_nothing_rings_where_all_is_well(tmp_path, later):
     (path := tmp_path / "queues").mkdir()
     wait(path)
@@ -180,6 +243,6 @@ def test_nothing_rings_where_all_is_well(tmp_path, later):
     check_alerts(path, set())
 
 
-def test_each_alert_is_tested(tmp_path):
-    here = {name for _, _, _, alerts in CASES for name in alerts}
+def test_each_alert_is_tested():
+    here = {name for _, _, _, alerts in CASES for name in alerts} | {"QewQewLockIsHeld"}
     assert set(KNOWN) - here <= {name for name in KNOWN if f"alertname: {name}" in RULES.with_name("alerts_test.yml").read_text()}
