@@ -34,7 +34,8 @@ from pyspark.sql.types import StructField, StructType
 from qewqew_core.errors import BadArgument
 from qewqew_core.secrecy import excerpt
 from qewqew_spark.tables.evolution import fits, new_columns
-from qewqew_spark.tables.session import delete, files_below, folding, quoted, setting
+from qewqew_spark.tables.limits import checked, misfit_in
+from qewqew_spark.tables.session import delete, files_below, folding, setting
 
 FORMATS = {"iceberg": "Iceberg", "delta": "Delta"}
 COMMITS = "driver", "spark"
@@ -135,7 +136,7 @@ class Append(ABC):
     def write(self, rows: DataFrame) -> None:
         """Have Spark write the rows, and unless `staged` commit them too. A missing table is made.
 
-        Raises `BadArgument`, and unless `staged` what `commit` raises.
+        Raises `BadArgument`, also for a value that the table cannot hold, and unless `staged` what `commit` raises.
         """
 
     @abstractmethod
@@ -176,7 +177,10 @@ class Append(ABC):
         )
 
     def cast(self, rows: DataFrame) -> DataFrame:
-        """The columns under the names and with the types that the table has for them. Raises as `check`."""
+        """The columns under the names and with the types that the table has for them. Raises as `check`.
+
+        Spark fails at a row with a value that the table cannot hold, see `limits`.
+        """
         fold = folding(self.spark)
         there = {fold(field.name): field for field in self.there() or ()}
         held = {fold(field.name): field for field in self._held(rows.schema)}
@@ -185,9 +189,9 @@ class Append(ABC):
                 raise BadArgument(f"{self.what} requires the column {field.name!r}, which the batch lacks")
         return rows.select(
             [
-                F.col(quoted(name)).cast(field.dataType).alias(field.name)
-                for name in rows.columns
-                for field in (there.get(fold(name)) or held[fold(name)],)
+                checked(column.name, column.dataType).cast(field.dataType).alias(field.name)
+                for column in rows.schema
+                for field in (there.get(fold(column.name)) or held[fold(column.name)],)
             ]
         )
 
@@ -217,9 +221,7 @@ class StagedAppend(Append):
     """Executors write files where nobody sees them, and the driver commits these."""
 
     staged = True
-    names_fields = (
-        False  # has each field of a file an id, by which the table knows it? Then columns are added before it is written
-    )
+    names_fields = False  # do files name the table's fields by ids? Then columns are added before anything is written
 
     def __init__(self, spark: SparkSession, table: str, batches: str | Sequence[str], **options: Any) -> None:
         super().__init__(spark, table, batches, **options)
@@ -276,6 +278,8 @@ class StagedAppend(Append):
             try:
                 rows.write.options(**options).partitionBy(*parts).parquet(self._staged)
             except (PySparkException, Py4JJavaError) as error:
+                if misfit := misfit_in(error):
+                    raise BadArgument(f"{self.what}: {misfit}") from error
                 if found := re.search('No FileSystem for scheme "([^"]+)"', str(error)):
                     raise BadArgument(
                         f"Spark cannot write to {self._location()}: it has no file system for {found[1]}://. Give it one, for S3 "
