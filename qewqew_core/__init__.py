@@ -34,6 +34,7 @@ from qewqew_core.queue.queue import Queue
 from qewqew_core.queue.repairing import repair
 from qewqew_core.queue.session import Session
 from qewqew_core.queue.stage import Stage
+from qewqew_core.queue.store_stage import StoreStage
 from qewqew_core.topic.reader import Reader
 from qewqew_core.topic.topic import Topic
 from qewqew_core.topic.topic_inspection import TopicStats, inspect_reader
@@ -74,6 +75,7 @@ __all__ = [
     "Session",
     "Stage",
     "StoreError",
+    "StoreStage",
     "Topic",
     "TopicSession",
     "TopicStats",

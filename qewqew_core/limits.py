@@ -19,6 +19,7 @@ class Limits:
     """In bytes, unless a comment says otherwise."""
 
     piece_bytes: int = 64 << 10  # about how far the boundaries of the sparse index lie apart
+    segment_bytes: int = 256 << 20  # of a segment that a stage puts into an object store
     first_chunk_bytes: int = 256 << 10  # a queue begins with a chunk file of this size; each next one is twice as large
     pending_bytes: int = 256 << 10  # frames that are in the log already, and not yet in their chunk
     # A commit of up to this many bytes is carried by the log: one fsync instead of two. Without fsync, only the copy counts.

@@ -10,11 +10,13 @@ import json
 import os
 import re
 import secrets
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -31,6 +33,22 @@ Read = Callable[[int, int], bytes]  # (start, end): the bytes between, fewer onl
 _TEMPORARY = ".tmp"
 _WRITING = re.compile(rf"[.][0-9a-f]{{16}}{re.escape(_TEMPORARY)}")
 _BLOCK = 8 << 20  # bytes that are sent at a time
+
+
+# Stores that create a file only where there is none, as fsspec's file systems for them do with mode="create".
+_CREATE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"}
+_PASSES = (408, 409, 425, 429)  # of the answers from 400 to 499: those after which one tries again
+_one_at_a_time = threading.Lock()  # memory:// looks first, then creates
+
+
+class _Exists(FileExistsError):
+    """Passes through the errors of other stores."""
+
+
+class Unavailable(StoreError):
+    """The store is busy or fails, or the connection to it, or an answer was lost: the same request may succeed later. Whether it
+    has done what it was asked for is not known.
+    """
 
 
 @dataclass(frozen=True)
@@ -75,6 +93,14 @@ class Store(ABC):
         """Write a file of these parts, whole or not at all, also if they raise. Replaces an old one. Durable when it returns."""
 
     @abstractmethod
+    def create(self, name: str, data: bytes) -> None:
+        """Write a small file, whole or not at all, if there is none of this name; else raise `FileExistsError`. Of any number of
+        writers at once, one creates it. Durable when it returns, and what is there is durable when it raises `FileExistsError`.
+
+        `Unavailable`: the store may have done it, or not. After any other error it has not.
+        """
+
+    @abstractmethod
     def remove(self, ours: re.Pattern[str]) -> None:
         """Remove the directory with its files, if it is there. If it has a name that is not one of ``ours``, this raises
         `BadPath` and removes nothing: others may have moved a directory of the user's here, where they may not remove anything.
@@ -82,6 +108,9 @@ class Store(ABC):
 
     def check(self) -> None:  # noqa: B027 - of a directory there is nothing to know beforehand
         """Raise `BadArgument` if the package for the store is missing, or its options are wrong, before it is used."""
+
+    def check_create(self) -> None:  # noqa: B027 - a directory can
+        """Raise `BadArgument` if `create` cannot be called."""
 
 
 class Local(Store):
@@ -115,28 +144,46 @@ class Local(Store):
             yield lambda start, end: DISK.read(fd, end - start, start)
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
-        with self._reached() as (files, place):
-            temporary, target = os.path.join(place, f".{secrets.token_hex(8)}{_TEMPORARY}"), os.path.join(place, name)
+        with self._reached() as (files, place), self._written(files, place, name, parts) as (temporary, target):
+            files.rename(temporary, target)
             try:
-                self._make(files, place)
-                with Descriptors([files.open(temporary, new=True)]) as (fd,):
-                    at = 0
-                    for part in parts:
-                        files.write(fd, part, at)
-                        at += len(part)
-                    files.sync(fd)
-                files.rename(temporary, target)
-                try:
-                    files.sync_directory(place)
-                except Broken:
-                    files.unlink(target)  # else the next time it would pass for one that is there
-                    raise
-            except BaseException as error:
-                with suppress(FileNotFoundError, NotADirectoryError):
-                    files.unlink(temporary)
-                if isinstance(error, OSError) and error.errno in FULL:
-                    raise DiskFull(f"no room on the file system: {error.strerror}", path=self.locate(name)) from error
+                files.sync_directory(place)
+            except Broken:
+                files.unlink(target)  # else the next time it would pass for one that is there
                 raise
+
+    def create(self, name: str, data: bytes) -> None:
+        with self._reached() as (files, place), self._written(files, place, name, [data]) as (temporary, target):
+            try:
+                files.link(temporary, target)
+            except FileExistsError:
+                files.sync_directory(place)  # its writer may have been killed before that
+                raise
+            try:
+                files.sync_directory(place)
+                files.unlink(temporary)
+            except OSError as error:  # it is there, so no other error may say that it is not
+                raise Broken(f"the disk does not say whether this is stored: {error.strerror}", path=target) from error
+
+    @contextmanager
+    def _written(self, files: Files, place: str, name: str, parts: Iterable[bytes]) -> Iterator[tuple[str, str]]:
+        """The parts in a durable file of another name, which goes if the block raises; and the path that it is to have."""
+        temporary, target = os.path.join(place, f".{secrets.token_hex(8)}{_TEMPORARY}"), os.path.join(place, name)
+        try:
+            self._make(files, place)
+            with Descriptors([files.open(temporary, new=True)]) as (fd,):
+                at = 0
+                for part in parts:
+                    files.write(fd, part, at)
+                    at += len(part)
+                files.sync(fd)
+            yield temporary, target
+        except BaseException as error:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                files.unlink(temporary)
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise DiskFull(f"no room on the file system: {error.strerror}", path=self.locate(name)) from error
+            raise
 
     def remove(self, ours: re.Pattern[str]) -> None:
         with self._reached() as (files, place):
@@ -251,6 +298,18 @@ class Remote(Store):
     def write(self, name: str, parts: Iterable[bytes]) -> None:
         with self._errors(name):
             system, path = self._reach(name)
+        if self._scheme in _CREATE:  # what is small is one request, which such a store does whole
+            parts, first = iter(parts), bytearray()
+            for part in parts:
+                first += part
+                if len(first) >= _BLOCK:
+                    parts = chain([bytes(first)], parts)
+                    break
+            else:
+                with self._errors(name):
+                    system.pipe_file(path, bytes(first))
+                return
+        with self._errors(name):
             # What is not committed never becomes an object; leaving `with` would make one of a part.
             begin = partial(system.open, path, "wb", block_size=_BLOCK, autocommit=False)
             try:
@@ -271,6 +330,18 @@ class Remote(Store):
                 file.discard()
             raise
 
+    def create(self, name: str, data: bytes) -> None:
+        self.check_create()
+        with self._errors(name):
+            system, path = self._reach(name)
+            try:
+                with _one_at_a_time if self._scheme == "memory" else nullcontext():
+                    system.pipe_file(path, data, mode="create")
+            except Exception as error:
+                if isinstance(error, FileExistsError) or _status(error) == 412:
+                    raise _Exists(errno.EEXIST, "is there", self.locate(name)) from None
+                raise
+
     def remove(self, ours: re.Pattern[str]) -> None:
         with self._errors(""), suppress(FileNotFoundError):
             system, path = self._reach("")
@@ -278,6 +349,15 @@ class Remote(Store):
 
     def check(self) -> None:
         self._reach("")
+
+    def check_create(self) -> None:
+        if self._scheme not in _CREATE:
+            these = ", ".join(sorted(_CREATE))
+            raise BadArgument(f"{self._scheme}:// cannot create a file only where there is none; these can: file, {these}")
+
+    @property
+    def _scheme(self) -> str:
+        return urlsplit(self.path).scheme.lower()
 
     def _reach(self, name: str) -> tuple[Any, str]:
         """The file system and the path in it; made in the process that uses it, for its connections do not survive a fork."""
@@ -299,16 +379,36 @@ class Remote(Store):
         url = self.locate(name)
         try:
             yield
-        except (StoreError, BadArgument):
+        except (StoreError, BadArgument, _Exists):
             raise
         except FileNotFoundError as error:
             raise FileNotFoundError(errno.ENOENT, self._without_secrets(str(error)) or "not found", url) from None
         except Exception as error:
             text = self._without_secrets(str(error)).partition("\n")[0]  # pyarrow's for hdfs is a hundred lines
-            raise StoreError(f"{type(error).__name__}: {text}", path=url, offset=offset) from None
+            kind = StoreError if _is_final(error) else Unavailable
+            raise kind(f"{type(error).__name__}: {text}", path=url, offset=offset) from None
 
     def _without_secrets(self, text: str) -> str:
         return secrecy.hide(text, {f"fs.{name}": value for name, value in self.options.items()})
+
+
+def _status(error: BaseException) -> int | None:
+    """The status of the answer that a client's error is about: of s3fs, gcsfs and adlfs, which each keep it elsewhere."""
+    for each in (error, error.__cause__):
+        answer = getattr(each, "response", None)
+        found = answer.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(answer, dict) else None
+        for value in (found, getattr(each, "status_code", None), getattr(each, "code", None)):
+            if str(value).isdecimal():
+                return int(str(value))
+    return None
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether the store has said no, or was never asked: trying again does not help."""
+    status = _status(error)
+    if status is not None and (status < 500 or status == 501):
+        return status >= 400 and status not in _PASSES
+    return isinstance(error, (PermissionError, TypeError, ValueError)) or "Credential" in type(error).__name__
 
 
 def _needs(url: str) -> str:
@@ -319,13 +419,18 @@ def _needs(url: str) -> str:
     return "fsspec's documentation says which package a scheme needs, and which options it has"
 
 
+def is_url(path: str) -> bool:
+    """Whether this is the URL of a store or a `file:` URI, and not the path of a file."""
+    return re.match(r"file:/|[A-Za-z][A-Za-z0-9+.-]+(::|://)", path, re.IGNORECASE) is not None
+
+
 def local_path(path: str) -> str | None:
     """The path of a file on a mounted file system, given a path or a `file:` URI; None for the URL of another store.
 
     Raises `BadArgument` for a `file:` URI of another host, or with a secret: it does not name a directory.
     """
     if re.match(r"file:/", path, re.IGNORECASE) is None:
-        return None if re.match(r"[A-Za-z][A-Za-z0-9+.-]+(::|://)", path) else path
+        return None if is_url(path) else path
     if any(secrecy.secrets_of("", path)):
         raise BadArgument(f"{path!r} does not name a directory; pass options separately")
     rest = path[len("file:") :]

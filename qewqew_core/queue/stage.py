@@ -21,10 +21,11 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from qewqew_core import arguments
 from qewqew_core.batch import places
+from qewqew_core.batch.store import is_url
 from qewqew_core.disk import lock
 from qewqew_core.disk.descriptors import Descriptors, close_all
 from qewqew_core.disk.engine import Transaction
@@ -56,8 +57,20 @@ class Stage(Transaction):
     not use one stage in two threads at once, or in a forked process. Any number of stages of one queue may be open, in any number
     of processes.
 
+    ``path`` may also be a URL, ``s3://lake/staged/orders``: the commit is one batch in that place, for machines without a disk.
+    See `qewqew_core.queue.store_stage`, which says what differs.
+
     Raises `BadPath`, `BadArgument`.
     """
+
+    _of_urls: ClassVar[type[Stage]]
+
+    def __init_subclass__(cls, of_urls: bool = False) -> None:
+        if of_urls:  # that module imports this one
+            Stage._of_urls = cls
+
+    def __new__(cls, path: str | os.PathLike[str], **settings: Any) -> Stage:
+        return super().__new__(cls._of_urls if cls is Stage and isinstance(path, str) and is_url(path) else cls)
 
     def __init__(self, path: str | os.PathLike[str], **settings: Any) -> None:
         if unknown := settings.keys() - _DEFAULTS.keys():

@@ -21,7 +21,7 @@ from other_driver import OtherDriver, results
 from spark_batches import make_batch, make_topic_batch
 from spark_lake import Lake
 
-from qewqew_core import BadArgument, BadManifest, Message, Queue
+from qewqew_core import BadArgument, BadManifest, Message, Queue, Stage
 from qewqew_core.batch import published
 from qewqew_core.batch.store import Local
 from qewqew_spark.data_source import register
@@ -103,9 +103,16 @@ def test_what_two_hosts_have_published_is_in_one_commit_and_goes(
     assert ids(lake, kind) == [*range(150)]
     assert commits(lake, kind) == 1
 
+    with Stage(f"file://{prefix}") as stage:  # a task without a disk of its own
+        stage.put_many(orders(range(160, 170)))
+        stage.commit("run 3")
+        stage.commit("a source without records")
+    assert drained(lake, kind, prefix)["read"] == 10
+    assert ids(lake, kind) == [*range(150), *range(160, 170)]
+
     later = publish(hosts("w2"), prefix, range(150, 160), "run 2")
     assert drained(lake, kind, prefix)["batches"] == [later]
-    assert ids(lake, kind) == [*range(160)]
+    assert ids(lake, kind) == [*range(170)]
 
 
 def test_without_batches_no_spark_is_started(prefix: str) -> None:

@@ -78,9 +78,9 @@ def test_no_module_uses_a_private_name_of_another() -> None:
         assert private <= PUBLIC, module
 
 
-# Below the seam, or beside it: a bell is nothing that is stored; a file with a secret, and what the command line and the tools
-# work on, are files of the user.
-TOUCHES_FILES = ("disk.files", "disk.directories", "disk.descriptors", "disk.bell", "references", "cli.", "tools.")
+# Below the seam, or beside it: a bell is nothing that is stored, and a spool goes with its process; a file with a secret, and
+# what the command line and the tools work on, are files of the user.
+TOUCHES_FILES = ("disk.files", "disk.directories", "disk.descriptors", "disk.bell", "disk.spool", "references", "cli.", "tools.")
 OF_OS = {  # what of `os` touches no file that has a name
     *("PathLike", "fspath", "fsencode", "fsdecode", "sep", "SEEK_SET", "urandom", "getpid", "register_at_fork", "stat_result"),
     *("geteuid", "getegid", "getgroups", "path.splitext"),
