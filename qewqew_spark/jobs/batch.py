@@ -41,9 +41,10 @@ try:
     from qewqew_spark.data_source import register
     from qewqew_spark.jobs import records
     from qewqew_spark.jobs.explaining import blamed, blamed_write, explain
+    from qewqew_spark.jobs.fitting import unfit
     from qewqew_spark.jobs.output import BATCH, CODECS, SCHEMA_EVOLUTIONS, Option, Output, check_arguments
     from qewqew_spark.jobs.records import check_names, observed
-    from qewqew_spark.jobs.writing import Sink, sink_of, unfit
+    from qewqew_spark.jobs.writing import Sink, sink_of
     from qewqew_spark.options import Options, local_path
     from qewqew_spark.tables.session import copy_of, folding
 except ModuleNotFoundError as error:

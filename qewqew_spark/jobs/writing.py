@@ -15,13 +15,13 @@ import re
 import uuid
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
@@ -30,11 +30,9 @@ from qewqew_core.errors import BadArgument, BatchConflict
 from qewqew_core.secrecy import excerpt
 from qewqew_spark.jobs.explaining import blamed, explain
 from qewqew_spark.jobs.output import BATCH, FILE_FORMATS, SHOWN_FORMATS, Output
-from qewqew_spark.jobs.records import Unfit
 from qewqew_spark.jobs.untyped import has_untyped, settle
 from qewqew_spark.tables.append import append_to
 from qewqew_spark.tables.evolution import Fold, Same, new_columns, same_in_a_database
-from qewqew_spark.tables.limits import MISFIT, beyond_years, first_of
 from qewqew_spark.tables.session import (
     columns_ddl,
     delete,
@@ -72,27 +70,11 @@ def sink_of(spark: SparkSession, output: Output, batches: Sequence[Manifest], sc
     return made(spark, output, batches[0].id, schema_evolution)
 
 
-def unfit(sinks: Sequence[Sink]) -> Unfit:
-    """Why the places cannot hold a record, for `records.read`. Of what a query makes of it, only the times are known."""
-
-    def reason(fields: StructType, column: Callable[[str], Column]) -> Column | None:
-        reasons: list[Column | None] = []
-        if any(sink.output.appends for sink in sinks):
-            reasons += [beyond_years(column(field.name), field.dataType, field.name) for field in fields]
-        for sink in sinks:
-            required = {sink.fold(name) for name in sink.required()}
-            for name in (field.name for field in fields if sink.fold(field.name) in required):
-                text = f"{MISFIT}: {name}: null, and {sink.output.place} requires a value"
-                reasons.append(F.when(column(name).isNull(), F.lit(text)))
-        return first_of(reasons)
-
-    return reason
-
-
 class Sink(ABC):
     """Where one output goes. ``left_out``: columns that are not written, because the table lacks them."""
 
     staged = False  # does nobody see what was written before `commit`?
+    limits = True  # may a column require a value, or have a greatest length?
     typed = True  # do columns have a type there that stays?
     of_files = False  # are columns files', which have fields of structs each alone, and those of partitions without a type?
     same: Same = staticmethod(DataType.__eq__)
@@ -145,9 +127,10 @@ class Sink(ABC):
         made, self.untyped = settle(table, self.there(), self.output.partition_columns, texts, self.fold)
         return made
 
-    def required(self) -> list[str]:
-        """The fields of the records that must not be null; raises `BadArgument`."""
-        return []
+    def limited(self) -> list[StructField]:
+        """The columns that take the fields of the records as they are, and may not hold each value; raises `BadArgument`."""
+        plain = self.output.sql is None and self.output.transform is None
+        return [*(self.there() or ())] if plain and self.limits else []
 
     def check(self, table: DataFrame) -> None:
         """Raise `BadArgument` if the columns do not fit to those that are there."""
@@ -183,6 +166,7 @@ class Files(Sink):
     """A directory of files per batch. They are written into one that Spark does not look at, which then gets the name."""
 
     staged = True
+    limits = False
     of_files = True
 
     def __init__(self, spark: SparkSession, output: Output, batch: str, schema_evolution: str) -> None:
@@ -266,11 +250,6 @@ class Once(Sink):
     def there(self) -> StructType | None:
         return self._append.there()
 
-    def required(self) -> list[str]:
-        if self.output.sql is not None or self.output.transform is not None:
-            return []
-        return [field.name for field in self.there() or () if not field.nullable]
-
     def check(self, table: DataFrame) -> None:
         self._there(self._append.committed())
         if self._snapshot is None:
@@ -352,7 +331,7 @@ class Table(Sink):
 class Appended(Sink):
     """A format that QewQew does not know and that has no path: its rows are added to those that are there."""
 
-    typed = False
+    typed = limits = False
 
     def there(self) -> StructType | None:
         return None

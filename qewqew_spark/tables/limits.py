@@ -1,6 +1,7 @@
-"""What tables cannot hold: in Iceberg and Delta times outside the years 1 to 9999, which most of their readers do not have.
+"""What tables cannot hold: nulls and long texts that a column does not take, and times outside the years 1 to 9999.
 
-Parquet holds them, and so Spark writes and reads them. Python, delta-rs and others fail at the whole table then.
+These are for Iceberg and Delta. Parquet holds such times, so Spark writes and reads them; Python, delta-rs and others then fail
+at the whole table.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pyspark.sql.types import (
     DataType,
     DateType,
     MapType,
+    StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
@@ -23,6 +25,7 @@ from pyspark.sql.types import (
 from qewqew_spark.tables.session import quoted
 
 MISFIT = "a value does not fit a table"
+_LENGTH = "__CHAR_VARCHAR_TYPE_STRING"  # where Spark, for which it is a STRING, keeps the type of a table's column
 _BOUNDS: dict[type[DataType], tuple[str, str]] = {
     DateType: ("DATE'0001-01-01'", "DATE'9999-12-31'"),
     TimestampType: ("timestamp_micros(-62135596800000000)", "timestamp_micros(253402300799999999)"),  # in UTC
@@ -60,6 +63,18 @@ def _of_elements(values: Column, kind: DataType, at: str) -> Column | None:
         return F.lit(None) if reason is None else reason
 
     return F.get(F.filter(F.transform(values, found), lambda reason: reason.isNotNull()), F.lit(0))
+
+
+def beyond_column(value: Column, name: str, column: StructField, table: str) -> Column | None:
+    """Why the column of the table cannot hold a value of its type: it is null, or a text that is too long. None: it can."""
+    reasons: list[Column | None] = []
+    if not column.nullable:
+        reasons.append(F.when(value.isNull(), F.lit(f"{MISFIT}: {name}: null, and {table} requires a value")))
+    # As Spark does, without spaces at the end.
+    if found := re.fullmatch(r"(?:var)?char\((\d+)\)", column.metadata.get(_LENGTH, "")):
+        text = F.concat(F.lit(f"{MISFIT}: {name}: '"), F.left(value, F.lit(80)), F.lit(f"' is longer than {found[0].upper()}"))
+        reasons.append(F.when(F.char_length(F.rtrim(value)) > int(found[1]), text))
+    return first_of(reasons)
 
 
 def first_of(reasons: Iterable[Column | None]) -> Column | None:

@@ -113,6 +113,25 @@ def test_a_null_where_the_table_requires_a_value_is_a_bad_record(lake):
     assert "id: null" in set_aside(lake)[null]
 
 
+def test_a_text_that_is_too_long_for_the_column_is_a_bad_record(spark, tmp_path):
+    url = f"jdbc:derby:{tmp_path}/database;create=true"
+    connection = spark.sparkContext._jvm.java.sql.DriverManager.getConnection(url)
+    connection.createStatement().execute("CREATE TABLE orders (id BIGINT, name VARCHAR(3), batch VARCHAR(99))")
+    connection.close()
+    spark.sql("CREATE TABLE short (id BIGINT, name CHAR(3), batch STRING) USING parquet PARTITIONED BY (batch)")
+    batch = make_batch(tmp_path / "b", lines({"id": 1, "name": "abc"}, {"id": 2, "name": "abcd"}, {"id": 3}))
+    outputs = [Output(format="jdbc", options={"url": url, "dbtable": "orders"}), Output(table="short")]
+    try:
+        for output, what in zip(outputs, ("VARCHAR(3)", "CHAR(3)"), strict=True):
+            result = run(spark, str(batch), [output], schema="id BIGINT, name STRING", quarantine=str(tmp_path / "aside"))
+            assert (result["good"], result["outputs"][0]["written"]) == (2, 2)
+            (bad,) = spark.read.parquet(result["quarantine"]).collect()
+            assert bad.reason == f"a value does not fit a table: name: 'abcd' is longer than {what}"
+        assert sorted(row.id for row in spark.table("short").collect()) == [1, 3]
+    finally:
+        spark.sql("DROP TABLE short")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_days_before_the_calendar_changed_are_the_same_days_whatever_spark_is_set_to(lake, kind):
     lake.session.conf.set("spark.sql.parquet.datetimeRebaseModeInWrite", "LEGACY")
