@@ -12,6 +12,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from qewqew_core.batch import damage_met
 from qewqew_core.batch.stats import QueueStats
 from qewqew_core.disk import lock
 from qewqew_core.disk.files import look_into
@@ -41,6 +42,7 @@ class Watched:
     reader: str | None  # None also for a topic that has no reader
     stats: QueueStats | None
     error: QewQewError | None = None
+    damage: str | None = None  # that a task has met, and that nobody has repaired since
     given: str = ""  # the absolute path that was asked for
 
     @property
@@ -63,8 +65,9 @@ def watch(paths: Iterable[str]) -> Iterator[Watched]:
             places = [(os.path.join(path, name), Kind.QUEUE) for name in found.queues]
             places += [(os.path.join(path, name), Kind.TOPIC) for name in found.topics]
         for place, kind in places:
+            met = damage_met.noted(listing.stem_of_damage(place, kind))
             for watched in _in(place, kind):
-                yield replace(watched, given=path)
+                yield replace(watched, given=path, damage=met)
 
 
 def _in(path: str, kind: Kind) -> Iterator[Watched]:
@@ -169,6 +172,8 @@ def exposition(paths: Iterable[str], say: Callable[[str], None]) -> str:
     lines += _family("readable", "1 if it can be read, else 0.", [(labels, int(stats is not None)) for labels, stats in labelled])
     for name, (text, value) in _GAUGES.items():
         lines += _family(name, text, [(labels, value(stats)) for labels, stats in labelled if stats is not None])
+    met = [(_labels(each), int(each.damage is not None)) for each in found]
+    lines += _family("damage_met", "1 if a task has met damage that nobody has repaired since, else 0.", met)
     readers = [(_labels(each), int(_is_in_use(each.path, each.reader))) for each in found if each.reader is not None]
     lines += _family("reader_in_use", "1 if a consumer has the reader open, else 0.", readers)
     locks = [(_labels(each), holding) for each, holding in holdings(found)]
