@@ -62,7 +62,7 @@ class QewQewSensor(BaseSensorOperator):
     """
 
     template_fields: Sequence[str] = (
-        *("queue_name", "topic", "reader", "filter"),
+        *("queue_name", "topic", "reader", "filter", "start"),
         *("min_records", "min_bytes", "max_age", "qewqew_conn_id"),
     )
     operator_extra_links = (QewQewLink(),)

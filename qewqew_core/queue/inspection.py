@@ -16,7 +16,7 @@ from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.files import SMALL, Files, look_into, read_whole
 from qewqew_core.disk.journal import Body
 from qewqew_core.disk.looking import look_again
-from qewqew_core.disk.opening import opening
+from qewqew_core.disk.opening import check_kinds, opening
 from qewqew_core.errors import Corrupt, RecordsTaken
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
@@ -50,6 +50,7 @@ def inspect_state(path: str | os.PathLike[str]) -> tuple[QueueStats, State]:
         state, _ = _look(full)
         files = _files_beside(full)
         with files.entered():
+            check_kinds(files, paths.names_of(full), "queue")
             stats = stats_of(files, full, state)
             if stats.missing:  # or the batch was just ended
                 gone = without_files(files, full, state) & without_files(files, full, _look(full)[0])
@@ -283,10 +284,11 @@ def without_files(files: Files, path: str, state: State) -> set[str]:
 
 
 def _on_disk(files: Files, path: str, state: State) -> int:
-    found = [path, path + paths.LOG, *(chunk.chunk_path(path, chunk_id) for chunk_id in state.chain)]
     total = state.history.on_disk
-    for file in found:
-        with contextlib.suppress(FileNotFoundError):
-            files.check_ours(file)
-            total += files.status(file).st_blocks * 512
+    with contextlib.suppress(FileNotFoundError):
+        files.check_ours(path)  # which may be a link
+        total += files.status(path).st_blocks * 512
+    for file in (path + paths.LOG, *(chunk.chunk_path(path, chunk_id) for chunk_id in state.chain)):
+        status = files.check_kind(file)
+        total += 0 if status is None else status.st_blocks * 512
     return total + sum(places.on_disk(files, places.directory_of(path, batch)) for batch in state.batches.values())

@@ -38,7 +38,7 @@ class Watched:
     """A queue, or a reader of a topic: what waits there, or why that cannot be read."""
 
     path: str
-    kind: Kind
+    kind: Kind | None  # None: a directory that cannot be read
     reader: str | None  # None also for a topic that has no reader
     stats: QueueStats | None
     error: QewQewError | None = None
@@ -59,15 +59,18 @@ def watch(paths: Iterable[str]) -> Iterator[Watched]:
     for path in map(os.path.abspath, paths):
         kind = listing.kind_of(path)
         if kind is not None:
-            places = [(path, kind)]
+            places, unreadable = [(path, kind)], {}
         else:
             found = listing.find(path, MOST)
             places = [(os.path.join(path, name), Kind.QUEUE) for name in found.queues]
             places += [(os.path.join(path, name), Kind.TOPIC) for name in found.topics]
+            unreadable = found.unreadable
         for place, kind in places:
             met = damage_met.noted(listing.stem_of_damage(place, kind))
             for watched in _in(place, kind):
                 yield replace(watched, given=path, damage=met)
+        for name, error in unreadable.items():
+            yield Watched(os.path.join(path, name), None, None, None, error, given=path)
 
 
 def _in(path: str, kind: Kind) -> Iterator[Watched]:
@@ -124,7 +127,7 @@ def file_systems(paths: Iterable[str], found: Iterable[Watched]) -> list[FileSys
 
 def holdings(found: Iterable[Watched]) -> list[tuple[Watched, Holding | None]]:
     """Who has each queue open, and who appends to each topic."""
-    first = {watched.path: replace(watched, reader=None) for watched in found}
+    first = {watched.path: replace(watched, reader=None) for watched in found if watched.kind is not None}
     return [(watched, lock.holding(lock_of(path) if watched.kind is Kind.TOPIC else path)) for path, watched in first.items()]
 
 
@@ -213,7 +216,7 @@ def _seconds(moment: pendulum.DateTime | None) -> float:
 
 
 def _labels(watched: Watched) -> str:
-    return f'{_path(watched.path)},kind="{watched.kind}",reader="{_quoted(watched.reader or "")}"'
+    return f'{_path(watched.path)},kind="{watched.kind or "directory"}",reader="{_quoted(watched.reader or "")}"'
 
 
 def _path(path: str) -> str:

@@ -48,12 +48,14 @@ def look(files: Files, directory: str, name: str, rdx: tuple[int, int] | None = 
 
 
 def was_closed(files: Files, directory: str, name: str) -> bool:
-    """Whether its log ends with a checkpoint, which its last consumer wrote, or there is none: a server has it. Takes the same
-    time for any log.
+    """Whether its log ends with a checkpoint, which its last consumer wrote, or there never was one: a server has it. Takes the
+    same time for any log.
     """
-    with contextlib.suppress(FileNotFoundError):
-        return journal.ends_with(files, stem_of(directory, name) + LOG, reader_log.CHECKPOINT)
-    return True
+    log = stem_of(directory, name) + LOG
+    try:
+        return journal.ends_with(files, log, reader_log.CHECKPOINT)
+    except FileNotFoundError:
+        return not witness.is_beside(files, log)
 
 
 def is_beyond(files: Files, directory: str, state: ReaderState) -> bool:
@@ -117,6 +119,22 @@ def short_rdx(path: str) -> Corrupt:
         "`qewqew repair` (repair_topic) write it again from the reader's log, without mask, creator and extensions",
         path=path,
         offset=0,
+    )
+
+
+def check_temporary(files: Files, directory: str, name: str) -> None:
+    """Raise `Corrupt` if the log of a reader whose .rdx says that it is temporary does not say so."""
+    state = look(files, directory, name)
+    if state is not None and not state.temporary:
+        raise not_temporary(rdx_of(directory, name))
+
+
+def not_temporary(path: str) -> Corrupt:
+    return Corrupt(
+        "the file says that the reader is temporary, and its log says that it is not: it was not deleted. To keep it, call "
+        "Reader.keep(); to delete it, delete_reader (`qewqew readers delete`)",
+        path=path,
+        offset=zbus.mask_patch(0)[0],
     )
 
 
