@@ -16,21 +16,24 @@ from urllib.parse import quote, quote_plus, unquote
 
 # Parts of names, in small letters and without signs. What ends in one of `_ABOUT` tells where a secret is, or its kind or size.
 _ABOUT = (
-    "s?(?:(?:refresh|renewal|rotation|hash|validation|min|max)(?!$)|character|expir(?:y|es(?:at|in)?)|file|path|location|encoding"
+    "s?(?:(?:refresh|renewal|rotation|reset|hash|validation|min|max)(?!$)|encryption|character|expir(?:y|es(?:at|in)?)|file|path|location|encoding"
     "|provider|class|type|ur[il]|endpoint|id|name|mechanism|version|polic(?:y|ie)|algorithm|method|scheme|format|strategy|interval"
     "|timeout|lifetime|duration|issuer|audience|scope|arn|length|count|limit|size|bit|ttl|binding|env(?:var)?|header"
-    "|(?<=in)(?:ms|seconds?))+s?$"
+    "|(?<=in|ry|me|ut|al|on)(?:ms|seconds?|minutes?|hours?|days?))+s?$"
 )
 _NAME = re.compile(
     "(?:(?>passw(?:or[dt])?|passphrase|passcode|passkey|(?<!driver)(?<!executor)secret(?!ary)|(?<!max)token(?!iz)|jwt|credential|jaas"
     "|authorization|connectionstring|signature|azuresas|serviceaccountjson(?!keyfile$)|keyfilecontent|pvtkey"
     "|(?:private|access|account|api|shared|storage|master|encryption|signing|service|hmac|license|cipher)key)"
-    f"(?!{_ABOUT})|(?:(?<!com)(?<!by)pass|pwd|auth|sas|sig|bearer|dsn|otp|cookies?|webhook(?:ur[il])?)$|^fskey$)"
+    f"(?!{_ABOUT})|(?:(?<!com)(?<!by)(?<!sur)pass|pwd|auth|sas|sig|bearer|dsn|otp|cookies?|webhook(?:ur[il])?)$|^fskey$)"
 )
 _PIN = re.compile("(?:^|[^A-Za-z])(?i:pin)$|[a-z]Pin$")  # not in `shopping` or `ping`
 _MANY = re.compile("(?:password|secret|token|cookie|key)s$")  # a number under such a name is how many there are
-# Not even then: references to Kubernetes' and Vault's secrets, and settings of a column with such a name
-_NO_NAME = re.compile("^sparkkubernetes(?:driver|executor)secret|pullsecrets?$|injectsecret|column")
+# Not even then: references to Kubernetes' and Vault's secrets, settings of a column with such a name, and errors
+_NO_NAME = re.compile(
+    "^sparkkubernetes(?:driver|executor)secret|pullsecrets?$|injectsecret|column|(?:error|exception)$"
+    "|(?:invalid|expired|missing|unknown|unexpected)(?:token|password|credentials?|signature|apikey)$"
+)
 _SCHEMA = re.compile("(?i)schemas?$")  # names fields, which may have any name
 
 _PEM = r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<pem>(?:[\w+/=\s:,\\]|-(?!----))*)"
@@ -54,8 +57,8 @@ _BEARER = r"(?i:\bauthorization\W{1,9}(?:bearer|basic|token)|\bbearer)\s{1,9}(?P
 _DIGEST = r"\b(?i:authorization\W{1,9}digest)\s[^\n]{0,400}?\b(?i:response)=[\"']?(?P<digest>[^\s\"',]+)"
 _COOKIE = r"(?i:\bcookie:)\s{0,9}(?P<cookie>[^\s\"';]+(?:;\s{0,2}[^\s\"';=]+=[^\s\"';]+)*)"
 _LOGIN = (
-    r"(?<![\w-])(?:-u|--user|--proxy-user)(?:[\s=]{1,9}[\"']?|[\"'],\s{0,9}[\"'])"
-    r"(?!\d+:\d+\b)[^\s:\"']{1,128}:(?!//)(?P<login>[^\s\"']+)"
+    r"(?<![\w-])(?:-u|--user|--proxy-user)(?:[\s=]{1,9}|[\"'],\s{0,9}(?=[\"']))(?P<quote>[\"'])?"
+    r"(?!\d+:\d+\b)[^\s:\"']{1,128}:(?!//)(?P<login>(?(quote)(?:(?!(?P=quote))[^\n])+|[^\s\"']+))"
 )
 # And then `_VALUE`, if the name says so:
 _NAMED = r"(?<![\w.%/-])(?P<name>(?>[\w.%-]+))\s{0,9}=>?\s{0,9}"
@@ -68,14 +71,15 @@ _ENTRY = (
     rf"[\"'](?i:name|key){_IS}[\"'](?P<entry>[\w.-]{{1,128}})\\?[\"']\s{{0,9}},\s{{0,9}}"
     rf"(?:{_PAIR}){{0,3}}\\?[\"'](?i:value){_IS}{_BEGINS}"
 )
+_IN_ENTRY = r"(?:[^\"'\\]|\\[^\"']|(?:\\|(?<=\w))[\"'](?=\w))"
 _REVERSED = (
-    rf"[\"'](?i:value){_IS}[\"'](?=(?P<before>[^\"'\\]{{1,400}})\\?[\"']\s{{0,9}},\s{{0,9}}(?:{_PAIR}){{0,3}}"
+    rf"[\"'](?i:value){_IS}[\"'](?=(?P<before>{_IN_ENTRY}{{1,400}})\\?[\"']\s{{0,9}},\s{{0,9}}(?:{_PAIR}){{0,3}}"
     rf"\\?[\"'](?i:name|key){_IS}[\"'](?P<called>[\w.-]{{1,128}}))"
 )
 _ARGUMENT = r"[\"']--?(?!(?:u|user|proxy-user)\b)(?P<argument>[\w.-]{1,128})[\"'],\s{0,9}(?=[\"'])"
 _YAML = (
     r"(?:(?m:^)[ \t]{0,40}(?:-[ \t]{1,9})?[\"']?(?P<yaml>[\w.-]{1,128})[\"']?:(?=\s)"
-    r"|[{,][ \t]{0,40}(?P<flow>[\w.-]{1,128}):[ \t]{1,9}(?=[^\s{\[|>&*!#]))"
+    r"|[{,][ \t]{0,40}(?P<flow>[\w.-]{1,128}):[ \t]{1,9}(?=[^\s{|>&*!#]))"
 )
 _LISTED = (
     r"(?m:^)[ \t]{0,40}(?:-[ \t]{1,9})?(?i:name|key):[ \t]{1,9}[\"']?(?P<listed>[\w.-]{1,128})[\"']?[ \t]{0,9}\n"
@@ -95,7 +99,7 @@ _ENCLOSED = re.compile(
 _WORD = re.compile(r"""[^\s;&,()"'{=\[][^\s;&,()"'{]*""")
 _ARGUMENT_WORD = re.compile(r"""[^\s;&,()"'{=\[](?:[^\s;&,()"'{]|[;&,()](?![\s"'-]|$|[\w.%-]{1,64}=))*""")
 _IN_QUOTES = {quote: re.compile(rf"[^{quote}\\\n]+(?:\\.[^{quote}\\\n]*)*(?={quote})") for quote in "\"'"}
-_IN_ESCAPED = re.compile(r"""[^"'\\\n]+(?=\\["'])""")
+_IN_ESCAPED = {quote: re.compile(rf"[^{quote}\\\n]+(?=\\{quote})") for quote in "\"'"}
 _IN_FLOW = re.compile(r"[^,}\s](?:[ \t]{0,9}[^,}\s])*")
 _IN_LINE = re.compile(r"\S(?:(?!\s#|[,;]?[ \t]{1,9}[\w.-]{1,64}:\s|[ \t]{1,40}$)[^\r\n])*+", re.MULTILINE)
 _PART = re.compile(  # of what is in brackets
@@ -106,12 +110,13 @@ _NEXT = re.compile(
     r"[ \t]{1,9}(?:(?:!!(?:str|binary)|&[\w-]{1,64})[ \t]{1,9})?(?=[^\s{|>&*!#])|[ \t]{0,9}([|>][+-]?\d?[ \t]{0,9})?\r?\n"
 )
 _LINE = re.compile(r"([ \t]*)(-[ \t]{1,9})?([^\r\n]*)\r?\n?")
+_LINE_END = re.compile(r"[ \t]*\r?\n")
 _MAPPING = re.compile(r"[\"']?[\w.-]{1,128}[\"']?:(?:\s|$)|[{\[|>&*!#]")
 _FORMS = (
     *(_PEM, _HOOK, _TOKEN, _URL, _ODD_URL, _ORACLE, _BEARER, _DIGEST, _COOKIE, _LOGIN, _NAMED, _ENTRY, _REVERSED, _QUOTED),
     *(_ARGUMENT, _LISTED, _YAML, _SQL),
 )
-_BEFORE = re.compile(r"([^\"'\\]+)")
+_BEFORE = re.compile(_IN_ENTRY + "+")
 _FILE = re.compile(r"(?:/|\./|~/)[\w./-]+\.[A-Za-z]{2,5}")  # of credentials
 # Each form has one, most texts have none:
 _SIGNS = ("@", "=", ":", "'-", '"-', "bearer", "password", "identified", "hook", "private key", "secret", "session_token")
@@ -124,10 +129,12 @@ _NOTHING = {
     *("float", "double", "date", "text", "timestamp"),
 }
 _SAYS_WHAT = re.compile(  # a type, or where a key is: its ARN, its name at Google, an alias at AWS
-    r"(?:Optional\[)?(?:str|bytes|varchar|char)(?:\(\d{1,9}\))?\]?(?: \| None)?(?: = None)?(?: not null)?"
+    r"(?:Optional\[)?(?:str|bytes|varchar|char)(?:\(\d{1,9}\))?\]?(?: \| None)?(?: = None)?"
+    r"(?:\)(?: -> [^\n]{1,99})?:?| not null)?"
     r"|arn:aws[\w-]*:[\w-]+:[\w-]*:\d*:[\w/:.+=@-]{1,200}|projects/[\w-]{1,64}/(?:locations|secrets)/[\w/-]{1,200}|alias/[\w/-]{1,200}",
     re.IGNORECASE,
 )
+_TEMPLATE = re.compile(r"\{\{[^{}]{0,200}\}\}|\$\{[^{}]{0,200}\}")
 _HIDDEN = re.compile(r"(?i:(?:bearer|basic|token|digest)\s{1,9})?…(?:\s|$)")  # before
 _MECHANISM = re.compile(
     r"(?i)no-?sasl|sasl|plain|simple|gssapi|digest|cert(?:ificate)?|m?tls|ssl|iam|jwt|token|password|scram[\w-]*|none"
@@ -282,34 +289,42 @@ def _after_name(name: str, form: str, found: re.Match[str]) -> Iterator[tuple[in
         if after is None:
             return
         if after[0].endswith("\n"):
-            yield from _next_lines(name, found, after)
+            yield from _next_lines(name, found, after.end(), after[1] is not None)
             return
         at = after.end()
     if text.startswith(("{{", "${", "$("), at):  # what a template or a shell will give
         return
-    start, end = _value(text, at, _bare(form, found) if not in_yaml or text[found.start(form) - 1] in "\"'" else _IN_LINE)
+    bare = _IN_LINE if in_yaml and text[found.start(form) - 1 : found.start(form)] not in ("'", '"') else _bare(form, found)
+    start, end = _value(text, at, bare)
     said = text[start:end]
-    if _is_nothing(name, said.rstrip("},;")) or reference_of(text[at:end] + "}") or (in_yaml and _HIDDEN.match(said)):
+    if (
+        _is_nothing(name, said.rstrip("},;])"))
+        or reference_of(text[at:end] + "}")
+        or (in_yaml and _HIDDEN.match(said))
+        or _TEMPLATE.fullmatch(said)
+    ):
         return
     if form == "name" and ((found[0][-1].isspace() and _IN_SQL.fullmatch(said)) or _is_computed(name, text, at)):
         return
     if all(_is_nothing(name, each.strip(" \"'")) for each in said.split(",")):
         return
     yield start, end
+    if bare is _IN_LINE and (line_end := _LINE_END.match(text, end)):
+        yield from _next_lines(name, found, line_end.end(), first=False)
 
 
-def _next_lines(name: str, found: re.Match[str], after: re.Match[str]) -> Iterator[tuple[int, int]]:
+def _next_lines(name: str, found: re.Match[str], at: int, block: bool = False, first: bool = True) -> Iterator[tuple[int, int]]:
     """The values in the lines below a name of YAML: a block, a list, or what is longer than a line."""
-    text, at, first = found.string, after.end(), True
+    text = found.string
     start = re.match(r"[ \t]*(?:-[ \t]+)?", found[0])
     column = start.end() if start else 0
     while (line := _LINE.match(text, at)) and line[0]:
         at = line.end()
-        said, item = line[3].strip(), line[2] is not None and not after[1]
+        said, item = line[3].strip(), line[2] is not None and not block
         if not said:
             continue
         deeper = line.end(1) - line.start() > column or (first and line[1] and " " not in said)
-        if not (deeper or (item and line.end(1) - line.start() == column)) or (not after[1] and _MAPPING.match(said)):
+        if not (deeper or (item and line.end(1) - line.start() == column)) or (not block and _MAPPING.match(said)):
             return
         if _HIDDEN.match(said) or (item and _letters(name) == "secrets"):  # Docker and Kubernetes list their names
             return
@@ -340,19 +355,20 @@ def _bare(form: str, found: re.Match[str]) -> re.Pattern[str]:
     if form == "flow":
         return _IN_FLOW
     text, start = found.string, found.start(form)
-    quoted, dash = start > 0 and text[start - 1] in "\"'", found[form].startswith("-")
-    if form != "name" or not (quoted or dash):
+    before, dash = text[start - 1] if start else "\n", found[form].startswith("-")
+    if form != "name" or not (before in "\"'\n" or dash):
         return _WORD
-    if not quoted or not dash:
+    if before not in "\"'" or not dash:
         return _ARGUMENT_WORD
-    return _IN_ESCAPED if text[start - 2 : start - 1] == "\\" else _IN_QUOTES[text[start - 1]]
+    return (_IN_ESCAPED if text[start - 2 : start - 1] == "\\" else _IN_QUOTES)[before]
 
 
 def _closing(text: str, at: int) -> int:
-    """Where the bracket ends that was opened before, or the text."""
-    depth = 1
+    """Where the bracket ends that was opened before, or the text. A secret may have others in it."""
+    opened, depth = text[at - 1], 1
+    closed = {"(": ")", "[": "]", "{": "}"}[opened]
     for part in _PART.finditer(text, at):
-        depth += 1 if part[0] in "[({" else -1 if part[0] in "])}" else 0
+        depth += (part[0] == opened) - (part[0] == closed)
         if not depth:
             return part.start()
     return len(text)

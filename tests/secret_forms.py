@@ -61,6 +61,10 @@ MORE_IN_TEXT = [  # what is hidden with what is beside it
     *(f"['x', '{dash}password=a{odd}{SECRET}', 'y']" for dash in ("--", "-D") for odd in (",", ";", "&", " ")),
     *(f'"--password=a,{SECRET}"', f"'password=a;{SECRET}'", f'{{"x": "\\"--password=a {SECRET}\\""}}', f"--password=a,{SECRET}"),
     *(f"ALTER ROLE me PASSWORD E'a\\'{SECRET}'", f"IDENTIFIED BY $x$a$$ '{SECRET}$x$", f"token=md5('{SECRET}')"),
+    *(f"docker exec x http -u me:a{SECRET}", f"curl -u 'me:a {SECRET}' h", f"['curl', '-u', 'me:a\", {SECRET}']"),
+    *(f'{{"value": "it\'s {SECRET}", "name": "password"}}', f'{{"value": "a\\\\b\\"{SECRET}", "name": "password"}}'),
+    *(f"x:\n  password: a\n    {SECRET}\nuser: me", f"{{password: [a)(, {SECRET}], x: 1}}", f"user=me\npassword=a,{SECRET}\nx=1"),
+    f'{{"x": "\\"--password=a\'{SECRET}\\""}}',
 ]
 
 SCHEMA = '{"type":"struct","fields":[{"name":"password","type":"string","nullable":true,"metadata":{}}]}'
@@ -97,12 +101,18 @@ NO_SECRETS = [
     *(("anything", 'secret={"env": "NAME"}'), ("--cookie", "no"), ("anything", "use '--password', or '--file'")),
     *(("anything", "jdbc:hive2://h:10000/d;auth=noSasl"), ("--auth", "plain"), ("token.provider.type", "x")),
     *((name, "s3v4") for name in ("signature_version", "password_policy", "token.min.length", "token.refresh.interval")),
+    *((name, 3600) for name in ("token.expiry.seconds", "delegation.token.max.lifetime.ms", "password_reset_timeout")),
+    *(
+        ("anything", text)
+        for text in ("x\nNoCredentialsError: not found", "x\nInvalidToken: it is bad", 'x\npassword: "{{ v.x }}"')
+    ),
+    ("anything", "DataFrame[id: bigint, password: string]"),
     *((f"{it}.key", "arn:aws:kms:eu-west-1:123456789012:key/ab-cd") for it in ("fs.s3a.encryption", "encryption")),
     ("kms.master_key", "projects/p/locations/eu/keyRings/r/cryptoKeys/k"),
     *(("anything", f"it says SET token = {of}") for of in ("lower(token)", "upper(trim(o.token))", "F.lower(F.col(token))")),
     *(("anything", f"{it} -u app:staff x") for it in ("chown", "rsync", "docker exec", "sudo")),
     *(("anything", f"x://h:{port}/a/b@c") for port in ("8080", "port", "${PORT}", "{port}", "<port>", "%s")),
-    ("anything", "jdbc:sqlserver://h:1433;user=a@b"),
+    *(("anything", text) for text in ("jdbc:sqlserver://h:1433;user=a@b", "def f(me, password: str | None = None) -> str:")),
     *(
         ("anything", text)
         for text in ("x:\nsecrets:\n  - db\n", "x:\ntoken:\n  enabled: x\n", "x:\n    token: str | None = None")

@@ -20,7 +20,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -43,6 +43,13 @@ BATCH_ID = "qewqew.batch-id"  # in what a commit says of itself
 BATCH_IDS = "qewqew.batch-ids"  # instead, where there are several: as JSON
 ATTEMPT = "qewqew.attempt"  # which of the runs of the batch
 TRIES = 100  # of a commit that others are faster with
+# What a Parquet file must be like for other readers: no INT96, no lists and decimals of old, dates and times as they are.
+_SETTINGS = {
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.writeLegacyFormat": "false",
+    "spark.sql.parquet.fieldId.write.enabled": "true",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+}
 _logger = logging.getLogger(__name__)
 
 
@@ -214,6 +221,7 @@ class StagedAppend(Append):
     """Executors write files where nobody sees them, and the driver commits these."""
 
     staged = True
+    names_fields = False  # do files name the table's fields by ids? Then columns are added before anything is written
 
     def __init__(self, spark: SparkSession, table: str, batches: str | Sequence[str], **options: Any) -> None:
         super().__init__(spark, table, batches, **options)
@@ -259,13 +267,14 @@ class StagedAppend(Append):
         self._columns = rows.schema
         if self.there() is None:
             self._make(self._held(rows.schema))
+        while self.names_fields and (new := self.columns_to_add(self._columns)):
+            self._widen(new)
         rows, parts = self._partitioned(self._filled(self._required(self.cast(rows))))
         self._staged = f"{self._location().rstrip('/')}/{self.directory}"
         options = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
-        with (
-            setting(self.spark, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS"),  # not INT96
-            setting(self.spark, "spark.sql.parquet.datetimeRebaseModeInWrite", "CORRECTED"),  # all others know one calendar
-        ):
+        with ExitStack() as settings:
+            for name, value in _SETTINGS.items():
+                settings.enter_context(setting(self.spark, name, value))
             try:
                 rows.write.options(**options).partitionBy(*parts).parquet(self._staged)
             except (PySparkException, Py4JJavaError) as error:
@@ -286,7 +295,7 @@ class StagedAppend(Append):
         files = [(f"{self.directory}/{name}", size) for name, size in files_below(self.spark, staged, ".parquet")]
 
         def add() -> bool:
-            if new := self.columns_to_add(self._columns):
+            if not self.names_fields and (new := self.columns_to_add(self._columns)):
                 self._widen(new)
                 return True  # the table is another one now: look again, or a commit in between would not be seen
             # While nobody knows whether the files are the table's, `abort` must not remove them: they stay as orphans.

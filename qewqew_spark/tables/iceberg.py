@@ -6,7 +6,6 @@ The catalog is that of Spark's settings `spark.sql.catalog.<name>.*` if there ar
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,25 +14,18 @@ import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.rest import SNAPSHOT_LOADING_MODE
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, TableProperties
-from pyiceberg.transforms import (
-    DayTransform,
-    HourTransform,
-    IdentityTransform,
-    MonthTransform,
-    Transform,
-    TruncateTransform,
-    YearTransform,
-    parse_transform,
-)
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession, types
+from pyspark.sql import DataFrame, SparkSession, types
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from qewqew_core.errors import BadArgument
 from qewqew_core.secrecy import excerpt
-from qewqew_spark.tables.append import ATTEMPT, StagedAppend, named
+from qewqew_spark.tables.append import ATTEMPT, StagedAppend, TooManyConflicts, named
+from qewqew_spark.tables.data_files import Written, path_to, with_ids
+from qewqew_spark.tables.partitions import PARTITION, parted, transform_of
 from qewqew_spark.tables.session import quoted
 
 _PLAIN: dict[type[types.DataType], pa.DataType] = {
@@ -48,12 +40,19 @@ _PLAIN: dict[type[types.DataType], pa.DataType] = {
     types.TimestampType: pa.timestamp("us", "UTC"),
     types.TimestampNTZType: pa.timestamp("us"),
 }
+# Of a table that is made here. Without them each commit adds a manifest and a metadata file, for good.
+_PROPERTIES = {
+    TableProperties.MANIFEST_MERGE_ENABLED: "true",  # a hundred become one
+    TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED: "true",
+    TableProperties.METADATA_PREVIOUS_VERSIONS_MAX: "100",
+}
 
 
 class IcebergAppend(StagedAppend):
     """`StagedAppend` for Iceberg."""
 
     kind = "iceberg"
+    names_fields = True
 
     def __init__(self, spark: SparkSession, table: str, batches: str | Sequence[str], **options: Any) -> None:
         super().__init__(spark, table, batches, **options)
@@ -62,6 +61,9 @@ class IcebergAppend(StagedAppend):
             raise BadArgument(f"an Iceberg table has a name like catalog.namespace.table, not {excerpt(table, 200)}")
         self._catalog = _catalog(spark, catalog)
         self._table: Table | None = None  # as it was at the last look
+        self._written: Written | None = None
+        self._files: list[DataFile] | None = None  # of what was written
+        self._uuid: object = None  # of the table that it was written for
 
     def _load(self) -> Table | None:
         try:
@@ -115,12 +117,12 @@ class IcebergAppend(StagedAppend):
             schema = pa.schema(_arrow(columns).fields)
             with (
                 self._catalog.create_table_transaction(
-                    tuple(self._identifier), schema, properties=self.properties
+                    tuple(self._identifier), schema, properties={**_PROPERTIES, **self.properties}
                 ) as transaction,
                 transaction.update_spec() as spec,
             ):
                 for text in self.partition_by:
-                    spec.add_field(*_transform(text))
+                    spec.add_field(*transform_of(text))
         except Exception as error:
             if self._load() is not None:
                 return
@@ -137,33 +139,49 @@ class IcebergAppend(StagedAppend):
 
     def _parts(self) -> list[str]:
         table = self._loaded()
-        sources = [str(table.schema().find_column_name(field.source_id)) for field in table.spec().fields]
-        return [source.partition(".")[0] for source in sources]
+        return [path_to(table.schema(), field.source_id)[0] for field in table.spec().fields]
 
     def _partitioned(self, rows: DataFrame) -> tuple[DataFrame, list[str]]:
-        # Copies: Iceberg wants the columns themselves in the files.
         table = self._loaded()
-        parts = []
-        for number, field in enumerate(table.spec().fields):
-            source = str(table.schema().find_column_name(field.source_id))
-            part = f"qewqew_part_{number}"
-            rows = rows.withColumn(part, _part(rows, source, field.transform, self.table))
-            parts.append(part)
-        return rows, parts
+        schema, spec = table.schema(), table.spec()
+        self._written = written = Written.of(schema, spec, table.properties, rows.columns)
+        self._files = None
+        self._uuid = table.metadata.table_uuid
+        identified = with_ids(rows.schema, None if written.by_names else schema.as_struct())
+        rows = rows.select(
+            [F.col(quoted(each.name)).cast(each.dataType).alias(each.name, metadata=each.metadata) for each in identified]
+        )
+        if not spec.fields:
+            return rows, []
+        return parted(rows, [(path_to(schema, part.source_id), part.transform) for part in spec.fields], self.what), [PARTITION]
 
     def _widen(self, columns: Sequence[types.StructField]) -> None:
         with suppress(CommitFailedException), self._loaded().update_schema() as update:
             update.union_by_name(pa.schema(_arrow(types.StructType(list(columns))).fields))
+        self._load()
 
     def _add(self, files: Sequence[tuple[str, int]]) -> bool:
         table = self._loaded()
-        # Under the name that the table has for its place, whatever Hadoop calls it.
-        paths = [f"{table.location().rstrip('/')}/{name}" for name, _ in files]
+        written = self._written
+        if written is None or (table.metadata.table_uuid, table.spec()) != (self._uuid, written.spec):
+            raise TooManyConflicts(
+                f"{self.what}: its partitions were changed, or it was made again, while the batch was written. Nothing was "
+                "added; you can make the same call again"
+            )
+        if self._files is None:
+            # Under the name that the table has for its place, whatever Hadoop calls it.
+            top = table.location().rstrip("/")
+            self._files = written.data_files(table.io, [(f"{top}/{name}", size) for name, size in files])
         try:
-            if paths:
-                table.add_files(paths, snapshot_properties=self.marks)
-            else:
-                table.append(table.schema().as_arrow().empty_table(), snapshot_properties=self.marks)
+            with table.transaction() as transaction:
+                if written.by_names and table.name_mapping() is None:
+                    mapping = table.schema().name_mapping.model_dump_json()
+                    transaction.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping})
+                update = transaction.update_snapshot(self.marks)
+                merging = table.properties.get(TableProperties.MANIFEST_MERGE_ENABLED, "").lower() == "true"
+                with update.merge_append() if merging else update.fast_append() as append:
+                    for file in self._files:
+                        append.append_data_file(file)
         except CommitFailedException:
             return False
         return True
@@ -187,45 +205,6 @@ def _catalog(spark: SparkSession, name: str) -> Catalog:
     # Any snapshot may name the batch. With "refs", as Spark's connector may be set up, a REST server sends only the last one.
     catalog.properties[SNAPSHOT_LOADING_MODE] = "all"
     return catalog
-
-
-def _transform(text: str) -> tuple[str, Transform[Any, Any]]:
-    """The column and the transform of a partition, written as in Spark's DDL: `day`, `month(ts)`, `truncate(4, name)`."""
-    found = re.fullmatch(
-        r"(?:(year|month|day|hour)s?\(\s*([^(),]+?)\s*\)|truncate\(\s*(\d+)\s*,\s*([^(),]+?)\s*\)|([^()]+))", text
-    )
-    if found is None:
-        raise BadArgument(f"partition_by: write it like day, month(ts) or truncate(4, name), not {excerpt(text, 80)}")
-    unit, of_time, width, of_text, column = found.groups()
-    if unit:
-        return of_time, parse_transform(unit)
-    return (of_text, parse_transform(f"truncate[{width}]")) if width else (column, IdentityTransform())
-
-
-def _part(rows: DataFrame, source: str, transform: Transform[Any, Any], table: str) -> Column:
-    """A value that is equal for rows of one partition and different in two, whatever the session's zone."""
-    column = F.col(".".join(map(quoted, source.split("."))))
-    kind = rows.select(column).schema[0].dataType
-    match transform:
-        case IdentityTransform():
-            return column
-        case TruncateTransform():
-            width = transform.width
-            return F.substring(column, 1, width) if isinstance(kind, types.StringType) else column - F.pmod(column, F.lit(width))
-        case HourTransform() if isinstance(kind, types.TimestampType):
-            return F.floor(F.unix_micros(column) / 3_600_000_000)
-        case HourTransform():
-            return F.date_trunc("hour", column)
-        case YearTransform() | MonthTransform() | DayTransform():
-            # A TIMESTAMP counts in UTC, others as they are written.
-            date = F.date_add(F.lit("1970-01-01").cast("date"), F.floor(F.unix_micros(column) / 86_400_000_000).cast("int"))
-            date = date if isinstance(kind, types.TimestampType) else column.cast("date")
-            unit = {YearTransform: "year", MonthTransform: "month", DayTransform: None}[type(transform)]
-            return date if unit is None else F.trunc(date, unit)
-    raise BadArgument(
-        f"Iceberg table {table} is partitioned by {transform} of {source}. The bounds of a file do not tell its partition, so "
-        'the driver cannot add it; use month, day, truncate …, or "commit": "spark"'
-    )
 
 
 def _columns(schema: pa.Schema) -> types.StructType:

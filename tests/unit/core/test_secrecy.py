@@ -105,6 +105,13 @@ def test_what_is_none_is_taken_and_shown(name, value):
         "access_key=arn:aws:a:b:1:c",
         "docker -u a:b ",
         "outlook.office.com/webhook/",
+        "-u \"a:-u 'a:",
+        "'value': 'a'b",
+        "password: a\n  b",
+        "token=a;\n",
+        "{password: [",
+        "password='{{ a }}' ",
+        "passwordminmin=a ",
     ],
 )
 def test_a_long_text_is_searched_in_proportion_to_its_length(part):
