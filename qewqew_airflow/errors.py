@@ -8,7 +8,9 @@ from contextlib import contextmanager
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
 
-from qewqew_core import BadArgument, BadPath, QewQewError, RecordTooLarge
+from qewqew_core import BadArgument, BadManifest, BadPath, Corrupt, QewQewError, RecordTooLarge
+from qewqew_core.batch import damage_met
+from qewqew_core.tools import listing
 
 
 class WrongHost(BadPath):
@@ -52,6 +54,12 @@ def errno_of(error: Exception) -> int | None:
     return said.errno if isinstance(said, OSError) else None
 
 
+def remedy_of(path: str, kind: listing.Kind, said: str) -> str:
+    """Remember damage of this queue or topic, and say what to run."""
+    damage_met.note(listing.stem_of_damage(path, kind), said)
+    return f"Run `qewqew verify {path}` on this host, which lists all damage, then `qewqew repair {path}`"
+
+
 def fails_at_once(error: Exception, advice: str) -> AirflowFailException:
     return AirflowFailException(f"{type(error).__name__}: {error}. {advice}")
 
@@ -59,10 +67,15 @@ def fails_at_once(error: Exception, advice: str) -> AirflowFailException:
 @contextmanager
 def no_retry_for_the_hopeless() -> Iterator[None]:
     """Raise AirflowFailException instead of the errors in `HOPELESS`: Airflow does not retry after it. What may pass, such as a
-    missing directory, stays as it is.
+    missing directory, stays as it is. Damage is remembered beside its store, and the error says what to run.
     """
     try:
         yield
+    except (Corrupt, BadManifest) as error:
+        if error.path is None or (found := listing.store_of(error.path)) is None:
+            raise
+        told = f"{error.what}. {remedy_of(*found, str(error))}"
+        raise type(error)(told, path=error.path, offset=error.offset) from error
     except HOPELESS as error:
         if errno_of(error) in _MAY_PASS:
             raise

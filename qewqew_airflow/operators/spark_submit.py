@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -42,6 +43,7 @@ from qewqew_core.batch import published
 from qewqew_core.batch.store import store_of
 from qewqew_core.references import refuse_in_clear
 from qewqew_core.secrecy import secrets_of
+from qewqew_core.tools.listing import Kind
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -357,7 +359,12 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
                 output = str(error)
                 if output.startswith("Cannot execute") and "\n" not in output:  # a provider before 6.3 does not add the output
                     output = "\n".join([output, *self._last_lines])
-                failure = errors.SparkJobFailed(f"batch {batch.id}: {(reason := spark_job.last_error(output))}")
+                reason = spark_job.last_error(output)
+                if self.publish_to is None and re.search(r"\b(Corrupt|BadManifest): ", reason):
+                    source, hook = self._source(), QewQewHook(self.qewqew_conn_id)
+                    kind = Kind.QUEUE if source.topic is None else Kind.TOPIC
+                    reason += f". {errors.remedy_of(source.path(hook), kind, reason)}"
+                failure = errors.SparkJobFailed(f"batch {batch.id}: {reason}")
                 if self._ready_made and reason.startswith("BadArgument: "):
                     raise errors.fails_at_once(failure, errors.AGAIN) from error
                 raise failure from error

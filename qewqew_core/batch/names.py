@@ -22,6 +22,12 @@ _INSIDE, _OWN = (
 )
 
 
+def owner_of(path: str) -> str | None:
+    """The path of the queue to which a file or directory of this name belongs, if there is one."""
+    found = _OWN.fullmatch(path)
+    return found and found[1]
+
+
 def chunk_ids(queue: str, names: Iterable[str]) -> set[int]:
     """The ids of the chunk files of a queue, among the names in its directory."""
     prefix = os.path.basename(queue) + "."

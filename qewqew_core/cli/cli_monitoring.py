@@ -82,6 +82,9 @@ def check(
                 return
 
     for watched in found:
+        if watched.damage is not None:
+            remedy = f"run `qewqew verify {watched.path}`, then `qewqew repair {watched.path}`"
+            problems.append((CRITICAL, f"{watched.name}: a task has met damage: {watched.damage}; {remedy}"))
         if watched.stats is None:
             severity = CRITICAL if isinstance(watched.error, Corrupt) else UNKNOWN
             problems.append((severity, f"{watched.name}: {type(watched.error).__name__}: {watched.error}"))

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 from qewqew_core import arguments
-from qewqew_core.batch import places
+from qewqew_core.batch import damage_met, places
 from qewqew_core.batch.reports import Damage, RepairReport
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Files, files_of, read_whole, write_new
@@ -69,7 +69,9 @@ def repair(
         files.check_writable(os.path.dirname(full))
         header, created = with_room(Reserve(files, full + paths.LOG), partial(lock.acquire, files, full, lock_timeout))
         try:
-            return _Repair(files, full, header.fd).run()
+            report = _Repair(files, full, header.fd).run()
+            damage_met.forget(files, full)
+            return report
         finally:
             if created and not any(files.read(header.fd, 2, 0)):
                 with contextlib.suppress(OSError):

@@ -46,6 +46,26 @@ def kind_of(path: str) -> Kind | None:
     return None
 
 
+def store_of(path: str) -> tuple[str, Kind] | None:
+    """The queue or topic to which a file belongs, as errors name it."""
+    place = os.path.abspath(path)
+    with contextlib.suppress(OSError):
+        while place != os.path.dirname(place):
+            if is_topic(place):
+                return place, Kind.TOPIC
+            parent = os.path.dirname(place)
+            for store in (names.owner_of(place), place):
+                if store is not None and os.path.isdir(parent) and os.path.basename(store) in queues_in(parent):
+                    return store, Kind.QUEUE
+            place = parent
+    return None
+
+
+def stem_of_damage(path: str, kind: Kind) -> str:
+    """What the name of the directory begins with in which a store keeps what was damaged."""
+    return path if kind is Kind.QUEUE else os.path.join(path, "state", "topic")
+
+
 @dataclass
 class Listing:
     """Names relative to the directory, with slashes for queues and topics further down."""

@@ -12,6 +12,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from qewqew_core.batch import damage_met
 from qewqew_core.batch.stats import QueueStats
 from qewqew_core.disk import lock
 from qewqew_core.disk.files import look_into
@@ -41,6 +42,7 @@ class Watched:
     reader: str | None  # None also for a topic that has no reader
     stats: QueueStats | None
     error: QewQewError | None = None
+    damage: str | None = None  # that a task has met, and that nobody has repaired since
     given: str = ""  # the absolute path that was asked for
 
     @property
@@ -57,14 +59,18 @@ def watch(paths: Iterable[str]) -> Iterator[Watched]:
     for path in map(os.path.abspath, paths):
         kind = listing.kind_of(path)
         if kind is not None:
-            found = [*_in(path, kind)]
+            places, unreadable = [(path, kind)], {}
         else:
-            inside = listing.find(path, MOST)
-            found = [each for name in inside.queues for each in _in(os.path.join(path, name), Kind.QUEUE)]
-            found += [each for name in inside.topics for each in _in(os.path.join(path, name), Kind.TOPIC)]
-            found += [Watched(os.path.join(path, name), None, None, None, error) for name, error in inside.unreadable.items()]
-        for watched in found:
-            yield replace(watched, given=path)
+            found = listing.find(path, MOST)
+            places = [(os.path.join(path, name), Kind.QUEUE) for name in found.queues]
+            places += [(os.path.join(path, name), Kind.TOPIC) for name in found.topics]
+            unreadable = found.unreadable
+        for place, kind in places:
+            met = damage_met.noted(listing.stem_of_damage(place, kind))
+            for watched in _in(place, kind):
+                yield replace(watched, given=path, damage=met)
+        for name, error in unreadable.items():
+            yield Watched(os.path.join(path, name), None, None, None, error, given=path)
 
 
 def _in(path: str, kind: Kind) -> Iterator[Watched]:
@@ -121,7 +127,7 @@ def file_systems(paths: Iterable[str], found: Iterable[Watched]) -> list[FileSys
 
 def holdings(found: Iterable[Watched]) -> list[tuple[Watched, Holding | None]]:
     """Who has each queue open, and who appends to each topic."""
-    first = {watched.path: replace(watched, reader=None) for watched in found}
+    first = {watched.path: replace(watched, reader=None) for watched in found if watched.kind is not None}
     return [(watched, lock.holding(lock_of(path) if watched.kind is Kind.TOPIC else path)) for path, watched in first.items()]
 
 
@@ -169,6 +175,8 @@ def exposition(paths: Iterable[str], say: Callable[[str], None]) -> str:
     lines += _family("readable", "1 if it can be read, else 0.", [(labels, int(stats is not None)) for labels, stats in labelled])
     for name, (text, value) in _GAUGES.items():
         lines += _family(name, text, [(labels, value(stats)) for labels, stats in labelled if stats is not None])
+    met = [(_labels(each), int(each.damage is not None)) for each in found]
+    lines += _family("damage_met", "1 if a task has met damage that nobody has repaired since, else 0.", met)
     readers = [(_labels(each), int(_is_in_use(each.path, each.reader))) for each in found if each.reader is not None]
     lines += _family("reader_in_use", "1 if a consumer has the reader open, else 0.", readers)
     locks = [(_labels(each), holding) for each, holding in holdings(found)]
@@ -208,8 +216,7 @@ def _seconds(moment: pendulum.DateTime | None) -> float:
 
 
 def _labels(watched: Watched) -> str:
-    kind = watched.kind or "directory"
-    return f'{_path(watched.path)},kind="{kind}",reader="{_quoted(watched.reader or "")}"'
+    return f'{_path(watched.path)},kind="{watched.kind or "directory"}",reader="{_quoted(watched.reader or "")}"'
 
 
 def _path(path: str) -> str:

@@ -23,7 +23,7 @@ import os
 from typing import Literal, cast
 
 from qewqew_core import arguments
-from qewqew_core.batch import places
+from qewqew_core.batch import damage_met, places
 from qewqew_core.batch.reports import Damage, RepairReport, Report
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.descriptors import Descriptors
@@ -381,7 +381,9 @@ def repair_topic(
     full = topic_paths.check_topic_path(path)
     timeout = arguments.check_timeout("lock_timeout", lock_timeout)
     with opening(full, "topic", "repair it again"):
-        return _repair(files_of(_files, full, full, group=members), full, dialect, timeout, group)
+        report = _repair(files := files_of(_files, full, full, group=members), full, dialect, timeout, group)
+        damage_met.forget(files, os.path.join(full, "state", "topic"))
+        return report
 
 
 def _repair(files: Files, full: str, dialect: Literal["A", "B", "C"] | None, timeout: float, group: str | None) -> RepairReport:

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from commands import done, run
 
-from qewqew_core import Queue, Topic
+from qewqew_core import Corrupt, Queue, Topic
+from qewqew_core.batch import damage_met
 from qewqew_core.disk import lock
 from qewqew_core.limits import LIMITS
 
@@ -151,6 +152,18 @@ def nothing(path: Path) -> None:
     pass
 
 
+def damage_met_by_a_task(path: Path) -> None:
+    with Queue(path / "q") as q:
+        q.put_many([b"x" * 1000] * 1000)
+    chunk = next(path.glob("q.3*"))
+    data = bytearray(chunk.read_bytes())
+    data[50_000] ^= 255
+    chunk.write_bytes(data)
+    with pytest.raises(Corrupt) as caught, Queue(path / "q") as q:
+        q.get_many(1000)
+    damage_met.note(str(path / "q"), str(caught.value))
+
+
 LATE = "QewQewNotAcknowledged"
 CASES = [
     (wait, 7, "a record has not been acknowledged for 7 h", {LATE, "QewQewRecordsWait"}),
@@ -166,6 +179,7 @@ CASES = [
     (no_consumer, 72, "a record has not been acknowledged for 3 d", {LATE, "QewQewRecordsWait"}),
     (reader_returned, 72, "a record has not been acknowledged for 3 d", {LATE}),
     (reader_dead, 72, "a record has not been acknowledged for 3 d", {LATE, "QewQewDeadLetters"}),
+    (damage_met_by_a_task, 0, "a task has met damage: ", {"QewQewDamage"}),
     (nothing, 0, "0 queues and readers are there, fewer than 1", {"QewQewNothingFound"}),
     (put_in_the_future, 7, "a record has not been acknowledged for 7 h", {LATE, "QewQewRecordsWait"}),
 ]
@@ -209,6 +223,26 @@ def test_waiters_are_counted(tmp_path):
             assert (found.pid, found.waiters) == (os.getpid(), 1)
         waiting.result().close()
     assert lock.holding(path) is None
+
+
+def test_damage_is_remembered_until_it_is_repaired(tmp_path):
+    damage_met_by_a_task(tmp_path)
+    said = run("check", tmp_path).stdout
+    assert f"run `qewqew verify {tmp_path}/q`, then `qewqew repair {tmp_path}/q`" in said
+    assert run("verify", tmp_path / "q").exit_code == 5
+    assert run("check", tmp_path).exit_code == 2
+    assert run("repair", tmp_path / "q", "--yes").exit_code == 5  # some is lost
+    assert run("check", tmp_path).exit_code == 0
+    assert not list(tmp_path.glob("**/met*"))
+
+
+def test_a_topic_remembers_damage_too(tmp_path):
+    no_reader(tmp_path)
+    damage_met.note(str(tmp_path / "t" / "state" / "topic"), "the block is damaged")
+    result = run("check", tmp_path)
+    assert (result.exit_code, "t: a task has met damage: the block is damaged; run" in result.stdout) == (2, True)
+    assert run("repair", tmp_path / "t", "--yes").exit_code == 0
+    assert run("check", tmp_path).exit_code == 0
 
 
 def test_too_little_room_and_too_few_queues_ring(tmp_path):

@@ -186,7 +186,7 @@ COSTS = {
             "capacity": 1,
             "check_writable": 1,
             "exists": 2,
-            "functions": 609,
+            "functions": 611,
             "identity": 3,
             "inode_and_size": 3,
             "is_at": 2,
