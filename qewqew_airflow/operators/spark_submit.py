@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,13 @@ from airflow.providers.common.compat.sdk import (
     AirflowFailException,
     AirflowNotFoundException,
     AirflowSkipException,
-    mask_secret,
 )
 from airflow.sdk import BaseHook
+from airflow.sdk.log import mask_secret
 from airflow.utils.net import get_hostname
 
 from qewqew_airflow import errors
-from qewqew_airflow.arguments import is_rendered_later, seconds, whole
+from qewqew_airflow.arguments import LIMITS, is_rendered_later, read, whole
 from qewqew_airflow.assets.qewqew import write_counts
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import task_key
@@ -54,6 +55,9 @@ DEFAULT_NAME = _ARGUMENTS["name"].default
 TEXTS = [
     name for name, each in _ARGUMENTS.items() if str(each.annotation) in ("str", "str | None")
 ]  # all are on the command line
+
+
+NUMBERS: dict[str, Callable[[str, Any], Any]] = {**LIMITS, "max_bad_records": functools.partial(whole, low=0)}
 
 
 class QewQewSparkSubmitOperator(SparkSubmitOperator):
@@ -131,8 +135,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
 
     template_fields: Sequence[str] = (
         *SparkSubmitOperator.template_fields,
-        *("queue_name", "topic", "reader", "filter", "qewqew_conn_id", "publish_to"),
-        *("outputs", "codec", "schema", "read_options", "quarantine"),
+        *("queue_name", "topic", "reader", "filter", "start", "qewqew_conn_id", "publish_to"),
+        *("outputs", *spark_job.JOB_ARGUMENTS, *LIMITS),
     )
     template_fields_renderers = {"outputs": "json", "schema": "sql", "read_options": "json"}  # noqa: RUF012  (as Airflow declares it)
     operator_extra_links = (QewQewLink(), SparkLink())
@@ -146,16 +150,16 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         filter: str | None = None,
         start: Start = "oldest",
         qewqew_conn_id: str = QewQewHook.default_conn_name,
-        max_records: int | None = None,
-        max_bytes: int | None = None,
-        lease_timeout: timedelta | float | None = None,
+        max_records: int | str | None = None,
+        max_bytes: int | str | None = None,
+        lease_timeout: timedelta | float | str | None = None,
         publish_to: str | None = None,
         outputs: Sequence[Mapping[str, Any]] | None = None,
         codec: str | None = None,
         schema: str | None = None,
         read_options: Mapping[str, Any] | None = None,
         quarantine: str | None = None,
-        max_bad_records: int | None = None,
+        max_bad_records: int | str | None = None,
         schema_evolution: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -168,19 +172,20 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         self.filter = filter
         self.start = start
         self.qewqew_conn_id = qewqew_conn_id
-        self.max_records = None if max_records is None else whole("max_records", max_records)
-        self.max_bytes = None if max_bytes is None else whole("max_bytes", max_bytes)
-        self.lease_timeout = None if lease_timeout is None else seconds("lease_timeout", lease_timeout, low=1).total_seconds()
+        self.max_records: Any = max_records
+        self.max_bytes: Any = max_bytes
+        self.lease_timeout: Any = lease_timeout
         self.publish_to = publish_to
         self.outputs = outputs
         self.codec = codec
         self.schema = schema
         self.read_options = read_options
         self.quarantine = quarantine
-        self.max_bad_records = None if max_bad_records is None else whole("max_bad_records", max_bad_records, 0)
+        self.max_bad_records: Any = max_bad_records
         self.schema_evolution = schema_evolution
         self._killed = False
         self._tell_ui: Callable[[str], None] | None = None
+        self._last_lines: deque[str] = deque(maxlen=100)  # of spark-submit's output
         self._driver_is_here = True
         self._result: dict[str, Any] = {}
         self._ready_made = not self.application
@@ -252,6 +257,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     # Before the lease: check what can be checked, so that a wrong argument or worker leases nothing.
 
     def _check_job(self) -> None:
+        read(self, NUMBERS)
+        self.outputs = spark_job.with_texts_for_paths(self.outputs)
         spark_job.check_settings(self.conf, self._ready_made, self.application_args, self._texts())
         if not self._ready_made:
             for name in ("outputs", *spark_job.JOB_ARGUMENTS):
@@ -261,7 +268,9 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
                 raise BadArgument("application_args must hold {manifest}, or the application cannot find its batch")
         elif self.application_args is not None:
             raise BadArgument("application_args are for an application of your own; the ready-made job takes outputs instead")
-        elif not any(map(is_rendered_later, (self.outputs, self.codec, self.schema, self.read_options))):
+        elif not any(
+            is_rendered_later(getattr(self, name)) for name in ("outputs", *spark_job.JOB_ARGUMENTS) if name != "quarantine"
+        ):
             spark_job.check_job(self.outputs, **self._job_arguments())
 
     def _texts(self) -> dict[str, Any]:
@@ -302,6 +311,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
 
     def _check_durable(self) -> None:
         """Settings that the provider refuses only when it submits, or with which it keeps no driver's id."""
+        if not hasattr(self, "durable"):  # a provider before 6.3, which submits again
+            return
         hook = self._get_hook()
         if self._track_driver_via_k8s_api:
             hook._validate_track_driver_via_k8s_api_config()
@@ -337,12 +348,16 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
                 given = self.application_args or ["{manifest}"]
                 self.application_args = spark_job.fill_in(given, manifest=manifest, batch_id=batch.id, result=result)
             start = time.monotonic()
+            self._last_lines.clear()
             self._tell_ui = functools.partial(SparkLink().tell, context["ti"])
             self.log.info("::group::Spark on batch %s", batch.id)  # Airflow's page of the log folds what follows
             try:
                 super().execute(context)
             except (AirflowException, RuntimeError) as error:  # the latter from a driver elsewhere
-                failure = errors.SparkJobFailed(f"batch {batch.id}: {(reason := spark_job.last_error(str(error)))}")
+                output = str(error)
+                if output.startswith("Cannot execute") and "\n" not in output:  # a provider before 6.3 does not add the output
+                    output = "\n".join([output, *self._last_lines])
+                failure = errors.SparkJobFailed(f"batch {batch.id}: {(reason := spark_job.last_error(output))}")
                 if self._ready_made and reason.startswith("BadArgument: "):
                     raise errors.fails_at_once(failure, errors.AGAIN) from error
                 raise failure from error
@@ -370,6 +385,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
 
     def _heard(self, line: str) -> str:
         """Look at a line that spark-submit prints. The first that has the address of Spark's UI makes the link."""
+        self._last_lines.append(line.rstrip())
         if self._tell_ui is not None and (url := spark_job.ui_of(line, os.environ.get("SPARK_PUBLIC_DNS") or get_hostname())):
             tell, self._tell_ui = self._tell_ui, None
             try:
@@ -382,7 +398,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         """After the acknowledgement: forget the driver, remove the copy. A failure here does not undo the acknowledgement."""
         try:
             known = context.get("task_state_store")
-            if self.durable and known is not None:  # or the cleared task would take that job for its own
+            if known is not None and self.durable:  # or the cleared task would take that job for its own
                 known.delete(self.external_id_key)
                 known.delete(self._K8S_DRIVER_STATUS_KEY)
             if self.publish_to is not None:

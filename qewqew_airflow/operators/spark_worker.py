@@ -8,6 +8,8 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 
 from qewqew_airflow.errors import JavaNotFound, SparkSubmitNotFound
 
@@ -18,12 +20,26 @@ def find_spark_submit(binary: str, environment: Mapping[str, str]) -> str:
         return binary
     # Not resolved, because the Python of a virtual environment is a link into the system.
     beside = os.path.join(os.path.dirname(sys.executable), binary)
+    client = installed("pyspark-client")
     if not os.access(beside, os.X_OK):
+        package = f"pyspark=={client} (the version of pyspark-client, which is there)" if client else "pyspark"
         raise SparkSubmitNotFound(
-            f"{binary!r} is neither on the PATH of this worker nor beside {sys.executable}; install pyspark into the "
+            f"{binary!r} is neither on the PATH of this worker nor beside {sys.executable}; install {package} into the "
             "environment of the workers, or put the bin directory of a Spark on their PATH"
         )
+    if client and (spark := installed("pyspark")) and spark != client:
+        raise SparkSubmitNotFound(
+            f"pyspark {spark} and pyspark-client {client} are both installed beside {sys.executable}; they have the same "
+            f"directory, so they must be of one version: pip install --force-reinstall --no-deps pyspark=={client}"
+        )
     return beside
+
+
+def installed(package: str) -> str | None:
+    """The version of a Python package in this environment, or None."""
+    with suppress(PackageNotFoundError):
+        return version(package)
+    return None
 
 
 def check_java(environment: Mapping[str, str]) -> None:

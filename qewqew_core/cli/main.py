@@ -23,6 +23,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _family in (cli_records, cli_looking, cli_monitoring, cli_batches, cli_damage, cli_files):
     app.add_typer(_family.app)
@@ -38,7 +39,13 @@ def main() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
         sys.exit("qewqew: standard output is closed")
-    app(prog_name="qewqew")
+    match sys.argv[1:]:
+        case ["help", *command]:
+            app([*command, "--help"], prog_name="qewqew")
+        case ["version"]:
+            app(["--version"], prog_name="qewqew")
+        case arguments:
+            app(arguments, prog_name="qewqew")
 
 
 def _show_version(wanted: bool) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.batch.batch_state import BatchState
-from qewqew_core.batch.stats import QueueStats, of_batches
+from qewqew_core.batch.stats import QueueStats, earliest, of_batches
 from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.files import SMALL, Files, look_into, read_whole
 from qewqew_core.disk.journal import Body
@@ -248,13 +248,23 @@ def _changed_since(files: Files, path: str, generation: int, end: int) -> bool:
 
 def stats_of(files: Files, path: str, state: State) -> QueueStats:
     chunks = [chunk_state for chunk_state in state.chain.values() if chunk_state.records]
-    oldest = chunks[0].oldest() if chunks else None
     clock = state.clock.now(files.boot())
+
+    def put(chunks: list[Chunk]) -> int | None:
+        if not chunks or not chunks[0].pieces:
+            return None
+        oldest = chunks[0].oldest()
+        return clock.shown(oldest.time, oldest.elapsed)
+
     return QueueStats(
         records=state.records,
         bytes=state.bytes,
         chunks=len(chunks),
-        oldest=arguments.moment(clock.shown(oldest.time, oldest.elapsed)) if oldest else None,
+        oldest=earliest(put(chunks)),
+        oldest_unacknowledged=earliest(
+            put(chunks),
+            *(put(batch.chunks) or clock.shown(batch.created, batch.since) for batch in state.batches.values()),
+        ),
         on_disk=_on_disk(files, path, state),
         missing=len(without_files(files, path, state)),
         **of_batches([state], files.boot()),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import email
 import os
 import platform
+import re
 import subprocess
 import sys
 import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from archive import unpack
@@ -34,14 +36,15 @@ print(*sorted(each.name.lower() for each in importlib.metadata.distributions()))
 """
 
 
-def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(*command: str | Path, cwd: Path, joined: bool = False) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PIP_CONSTRAINT")}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT if joined else subprocess.PIPE}
+    return subprocess.run(command, cwd=cwd, env=environment, text=True, check=False, **streams)
 
 
-def done(*command: str | Path, cwd: Path) -> str:
-    ended = run(*command, cwd=cwd)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+def done(*command: str | Path, cwd: Path, joined: bool = False) -> str:
+    ended = run(*command, cwd=cwd, joined=joined)
+    assert ended.returncode == 0, f"{ended.stdout}{ended.stderr}"
     return ended.stdout
 
 
@@ -90,3 +93,22 @@ def test_the_core_works_with_its_dependencies_alone(built: tuple[Path, Path], tm
     told = run(tmp_path / "venv" / "bin" / "qewqew", "--help", cwd=tmp_path)
     assert (told.returncode, told.stdout) == (1, "")
     assert told.stderr.strip() == "qewqew: the command line needs typer, which is not installed: pip install 'qewqew[cli]'"
+
+    # What README and the page of installing show, with the wheel alone.
+    done(*pip, ROOT / "constraints.txt", f"{built[1]}[cli]", cwd=tmp_path)
+    for page, lines in (("README.md", 5), ("docs/install.md", 2)):
+        text = "".join(re.findall(r"^```console\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL))
+        shown = re.findall(r"^\$ (?!pip )(.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE)
+        assert len(shown) >= lines
+        for command, expected in shown:
+            put = done("sh", "-c", f"PATH={python.parent}:$PATH; {command}", cwd=tmp_path, joined=True)
+            found = "".join(f"{line.rstrip()}\n" for line in put.splitlines())
+            assert re.fullmatch(re.escape(expected).replace("…", ".*"), found), f"{command}\n{found}\nis not\n{expected}"
+
+
+def test_an_index_of_packages_can_show_where_it_belongs(built: tuple[Path, Path]) -> None:
+    (name,) = (each for each in zipfile.ZipFile(built[1]).namelist() if each.endswith("/METADATA"))
+    metadata = email.message_from_bytes(zipfile.ZipFile(built[1]).read(name))
+    assert "Framework :: Apache Airflow :: Provider" in metadata.get_all("Classifier", [])
+    assert {"3.11", "3.14"} <= {each.rpartition(" ")[2] for each in metadata.get_all("Classifier", [])}
+    assert metadata["Author"]

@@ -17,7 +17,7 @@ from commands import run
 from typer.testing import Result
 
 from qewqew_core import Queue, Topic
-from qewqew_core.cli.main import app
+from qewqew_core.cli.main import app, main
 
 # Of each command what it needs, PATH being that of what it is about.
 COMMANDS: dict[str, list[str]] = {
@@ -236,3 +236,24 @@ def test_a_shell_completes_commands():
     command = [sys.executable, "-m", "qewqew_core"]
     result = subprocess.run(command, env=os.environ | words, capture_output=True, text=True, timeout=300)
     assert sorted(result.stdout.split()) == ["read", "readers"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shows"),
+    [(["help", "put"], "Usage: qewqew put"), (["help"], "Usage: qewqew"), (["topic", "read", "-h"], "Usage: qewqew topic read")],
+)
+def test_help_is_found_where_people_look(
+    arguments: list[str], shows: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["qewqew", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert shows in capsys.readouterr().out
+
+
+def test_version_is_a_command_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["qewqew", "version"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().out.startswith("qewqew 0.")
