@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Protocol, TypeVar
 
@@ -31,6 +31,13 @@ RESERVE = ".reserve"  # what the name of the directory ends with
 FILES, BYTES = 8, 128 << 10
 SHARE = 8  # together they are an eighth of the file system at the most
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def names_in(reserve: str) -> Iterator[tuple[str, bool]]:
+    """The directory with this path and the files in it, and whether each is a directory."""
+    yield reserve, True
+    for number in range(FILES):
+        yield os.path.join(reserve, str(number)), False
 
 
 def means_full(error: BaseException) -> bool:
@@ -59,7 +66,7 @@ class Reserve:
 
     @cached_property
     def _paths(self) -> list[str]:
-        return [os.path.join(self._path, str(number)) for number in range(FILES)]
+        return [path for path, is_directory in names_in(self._path) if not is_directory]
 
     @cached_property
     def _bytes(self) -> int:

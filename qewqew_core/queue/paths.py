@@ -22,6 +22,7 @@ from qewqew_core.batch import names
 from qewqew_core.batch.names import LEASE, LOG, NEW_LOG, SPILL, STAGED, STAMP, chunk_ids
 from qewqew_core.disk.files import DISK
 from qewqew_core.disk.opening import opening
+from qewqew_core.disk.reserve import RESERVE, names_in
 from qewqew_core.errors import BadPath
 
 __all__ = ["LEASE", "LOG", "NEW_LOG", "SPILL", "STAGED", "STAMP", "check_path", "chunk_ids", "names_of"]
@@ -32,6 +33,7 @@ def names_of(path: str) -> Iterator[tuple[str, bool]]:
     for suffixes, is_directory in ((names.FILES, False), (names.DIRECTORIES, True)):
         for suffix in suffixes:
             yield path + suffix, is_directory
+    yield from names_in(path + RESERVE)
 
 
 def check_path(path: str | os.PathLike[str]) -> str:

@@ -70,7 +70,7 @@ def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderStat
     count = index.number - oldest.number
     readers: dict[str, ReaderState] = {}
     strange: dict[str, QewQewError] = {}
-    for name in names_in_use(files, view.directory):
+    for name in sorted(names_in_use(files, view.directory)):
         if (error := reader_files.stranger(files, view.directory, name)) is not None:
             strange[name] = error
             reader_files.name_once(str(error))

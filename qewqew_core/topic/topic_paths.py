@@ -21,7 +21,7 @@ from qewqew_core.batch import names, places
 from qewqew_core.disk.directories import is_being_made, led_to
 from qewqew_core.disk.files import DISK
 from qewqew_core.disk.opening import opening
-from qewqew_core.disk.reserve import RESERVE
+from qewqew_core.disk.reserve import RESERVE, names_in
 from qewqew_core.errors import BadPath
 from qewqew_core.formats import zbus
 from qewqew_core.secrecy import excerpt
@@ -115,6 +115,7 @@ def names_of(directory: str, in_state: Iterable[str]) -> Iterator[tuple[str, boo
         yield os.path.join(directory, name), True
     for suffix, is_directory in OWN.items():
         yield _own(directory, suffix), is_directory
+    yield from names_in(_own(directory, RESERVE))
     for name in in_state:
         for suffix, is_directory in IN_STATE.items():
             if name.endswith(suffix):
