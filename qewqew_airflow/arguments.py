@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -16,8 +17,26 @@ LONGEST = timedelta(days=3650)
 
 
 def is_rendered_later(value: Any) -> bool:
-    """Is this a template or another task's XCom, whose value is known only when the task runs?"""
-    return isinstance(value, XComArg) or (isinstance(value, str) and "{{" in value)
+    """Is this a template, or another task's XCom, or has it one inside, whose value is known only when the task runs?"""
+    if isinstance(value, str):
+        return any(mark in value for mark in ("{{", "{%", "{#"))
+    return _has_xcom(value)
+
+
+def _has_xcom(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_xcom, value.values()))
+    return isinstance(value, XComArg) or (isinstance(value, (list, tuple)) and any(map(_has_xcom, value)))
+
+
+def read(owner: Any, checks: Mapping[str, Callable[[str, Any], Any]]) -> None:
+    """Check the arguments that an operator keeps under these names, and keep what the checks return. Leaves out None, and what is
+    not rendered yet.
+    """
+    for name, check in checks.items():
+        value = getattr(owner, name)
+        if value is not None and not is_rendered_later(value):
+            setattr(owner, name, check(name, value))
 
 
 def check_rendered(name: str, value: Any) -> None:
@@ -60,3 +79,11 @@ def seconds(name: str, value: Any, *, low: float = 0.0, high: timedelta = LONGES
     if not low <= number <= high.total_seconds():
         raise BadArgument(f"{name} is {number:,} s; it must be from {low:g} s to {high.days:,} days")
     return timedelta(seconds=number)
+
+
+# Of what is leased.
+LIMITS: dict[str, Callable[[str, Any], Any]] = {
+    "max_records": whole,
+    "max_bytes": whole,
+    "lease_timeout": lambda name, value: seconds(name, value, low=1).total_seconds(),
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -38,9 +39,17 @@ class LeaseLost(QewQewError, AirflowException):
     """The lease could not be extended in time. Another task has the batch, or may get it. Nothing was acknowledged."""
 
 
-# The cause is the task itself, its connection or its worker, so the next try would fail the same way.
+# The cause is the task itself or its connection, so the next try would fail the same way …
 HOPELESS = (BadArgument, BadPath, RecordTooLarge)
+# … unless the system said one of these of a path: a mount may be away for a minute, and leaves an empty directory of root behind.
+_MAY_PASS = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS)
 AGAIN = "A retry would fail in the same way, so there is none: correct this, then clear the task"
+
+
+def errno_of(error: Exception) -> int | None:
+    """What the system said, where an error of a path comes from it."""
+    said = error if getattr(error, "errno", None) is not None else error.__cause__
+    return said.errno if isinstance(said, OSError) else None
 
 
 def fails_at_once(error: Exception, advice: str) -> AirflowFailException:
@@ -49,8 +58,12 @@ def fails_at_once(error: Exception, advice: str) -> AirflowFailException:
 
 @contextmanager
 def no_retry_for_the_hopeless() -> Iterator[None]:
-    """Raise AirflowFailException instead of the errors in `HOPELESS`: Airflow does not retry after it."""
+    """Raise AirflowFailException instead of the errors in `HOPELESS`: Airflow does not retry after it. What may pass, such as a
+    missing directory, stays as it is.
+    """
     try:
         yield
     except HOPELESS as error:
+        if errno_of(error) in _MAY_PASS:
+            raise
         raise fails_at_once(error, AGAIN) from error

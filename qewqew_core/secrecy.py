@@ -16,8 +16,10 @@ from urllib.parse import quote, quote_plus, unquote
 
 # Parts of names, in small letters and without signs. What ends in one of `_ABOUT` tells where a secret is, or its kind or size.
 _ABOUT = (
-    "s?(?:character|expir(?:y|es(?:at|in)?)|file|path|location|encoding|provider|class|type|ur[il]|endpoint|id|name|mechanism"
-    "|length|count|limit|size|bit|ttl|binding|env(?:var)?|header|(?<=in)(?:ms|seconds?))+s?$"
+    "s?(?:(?:refresh|renewal|rotation|hash|validation|min|max)(?!$)|character|expir(?:y|es(?:at|in)?)|file|path|location|encoding"
+    "|provider|class|type|ur[il]|endpoint|id|name|mechanism|version|polic(?:y|ie)|algorithm|method|scheme|format|strategy|interval"
+    "|timeout|lifetime|duration|issuer|audience|scope|arn|length|count|limit|size|bit|ttl|binding|env(?:var)?|header"
+    "|(?<=in)(?:ms|seconds?))+s?$"
 )
 _NAME = re.compile(
     "(?:(?>passw(?:or[dt])?|passphrase|passcode|passkey|(?<!driver)(?<!executor)secret(?!ary)|(?<!max)token(?!iz)|jwt|credential|jaas"
@@ -32,13 +34,21 @@ _NO_NAME = re.compile("^sparkkubernetes(?:driver|executor)secret|pullsecrets?$|i
 _SCHEMA = re.compile("(?i)schemas?$")  # names fields, which may have any name
 
 _PEM = r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<pem>(?:[\w+/=\s:,\\]|-(?!----))*)"
-_HOOK = r"(?i:hooks\.slack\.com/\w{1,20}|webhook\.office\.com/\w{1,20}|discord(?:app)?\.com/api/webhooks)/(?P<hook>[^\s\"'<>]+)"
+_HOOK = (
+    r"(?i:hooks\.slack\.com/\w{1,20}|(?:webhook|\boutlook)\.office(?:365)?\.com/webhook\w{0,9}|webhook\.office\.com/\w{1,20}"
+    r"|discord(?:app)?\.com/api/webhooks)/(?P<hook>[^\s\"'<>]+)"
+)
 # Before the host of a URL; with one slash, it was taken for a path. For HTTP and git, a user without a password is a token.
 _TOKEN = (
     r"\b(?i:https?|git):/{1,2}(?![^/?#\s:]*:(?!(?:x-oauth-basic)?@)[^/?#\s]*@)"  # noqa: S105  (a pattern)
     r"(?P<token>[^/?#\s:]+)(?::(?:x-oauth-basic)?)?@"
 )
 _URL = r"(?:(?<!/)//|:\\/\\/|\b(?!file:)[A-Za-z][A-Za-z0-9+.-]{1,30}:/(?!/))[^/\s:]*:(?P<url>[^/?#;\s]*)@"
+# A password with `/`, `?`, `#` or `;` as it is. What is a port, or stands for one, begins none.
+_ODD_URL = (
+    r"(?:(?<=\w:)//|(?<=\w):\\/\\/)[^/\s:@\[\];=?#\"'<>,(){}]*:(?!(?:\d{1,5}|(?i:port)|\$?\{[^}\s]{0,64}\}|\$\w{1,64}|<\w{1,64}>|%\w)"
+    r"(?:[/?#,;\\]|$))(?P<odd>[^\s\"'<>]{1,256})@(?=[\w\[])"
+)
 _ORACLE = r"jdbc:oracle:\w+:[^/@\s:]{1,128}/(?P<oracle>\"[^\"]{0,128}\"|[^\s@]{0,128})@"
 _BEARER = r"(?i:\bauthorization\W{1,9}(?:bearer|basic|token)|\bbearer)\s{1,9}(?P<bearer>[\w.~+/=-]{8,})"
 _DIGEST = r"\b(?i:authorization\W{1,9}digest)\s[^\n]{0,400}?\b(?i:response)=[\"']?(?P<digest>[^\s\"',]+)"
@@ -64,25 +74,47 @@ _REVERSED = (
 )
 _ARGUMENT = r"[\"']--?(?!(?:u|user|proxy-user)\b)(?P<argument>[\w.-]{1,128})[\"'],\s{0,9}(?=[\"'])"
 _YAML = (
-    r"(?:(?m:^)[ \t]{0,40}(?:-[ \t]{1,9})?[\"']?(?P<yaml>[\w.-]{1,128})[\"']?:"
-    r"(?:[ \t]{1,9}|[ \t]{1,9}[|>][+-]?[ \t]{0,9}\n[ \t]{1,40}|[ \t]{0,9}\n[ \t]{1,40}(?=[^\s:]+[ \t]*(?m:$)))"
-    r"|\{[ \t]{0,40}(?P<flow>[\w.-]{1,128}):[ \t]{1,9})(?=[^\s{\[|>&*!#])"
+    r"(?:(?m:^)[ \t]{0,40}(?:-[ \t]{1,9})?[\"']?(?P<yaml>[\w.-]{1,128})[\"']?:(?=\s)"
+    r"|[{,][ \t]{0,40}(?P<flow>[\w.-]{1,128}):[ \t]{1,9}(?=[^\s{\[|>&*!#]))"
 )
 _LISTED = (
     r"(?m:^)[ \t]{0,40}(?:-[ \t]{1,9})?(?i:name|key):[ \t]{1,9}[\"']?(?P<listed>[\w.-]{1,128})[\"']?[ \t]{0,9}\n"
-    r"[ \t]{0,40}(?i:value):[ \t]{1,9}(?=[^\s{\[|>&*!#])"
+    r"[ \t]{0,40}(?i:value):(?=\s)"
 )
-_SQL = r"\b(?i:identified\s{1,9}(?:with\s{1,9}\S{1,64}\s{1,9})?by\s{1,9}(?P<password>password\s{1,9})?|password\s{1,9}(?='))"
-_VALUE = re.compile(  # also b'…', SecretStr('…'), ['…', '…'] and 'it''s'
-    r"""(?:[bBfFrRuU]{1,2}(?=["'])|[A-Za-z]\w{0,40}(?=\())?"""
-    r"""(?:"([^"\\]*(?:\\.[^"\\]*)*)|'([^'\\]*(?:(?:\\.|'')[^'\\]*)*)|\{([^}]*)|\[([^\]]*)|\(([^)]*)"""
-    r"""|([^\s;&,()"'{=\[][^\s;&,()"'{]*))"""
+_SQL = (
+    r"\b(?i:identified\s{1,9}(?:with\s{1,9}\S{1,64}\s{1,9})?by\s{1,9}(?P<password>password\s{1,9})?"
+    r"|(?:password|secret_(?:access_)?key|session_token)\s{1,9}(?=(?:[ENBX]|U&)?'|\$(?:[A-Z_]\w{0,60})?\$))"
 )
-_FORMS = (_PEM, _HOOK, _TOKEN, _URL, _ORACLE, _BEARER, _DIGEST, _COOKIE, _LOGIN, _NAMED, _ENTRY, _REVERSED, _QUOTED, _ARGUMENT)
+# Values: b'…', E'…', SecretStr('…'), ['…', '…'], 'it''s', {a}}b}, $$it's$$; and where those without a quote end
+_PREFIX = re.compile(r"""(?:[bBfFrRuUeEnNxX]{1,2}|[uU]&)(?=["'])""")
+_OPEN = re.compile(r"""(?:[A-Za-z]\w{0,40}(?=\())?[\[(]|\{(?=\s{0,9}["'])""")
+_ENCLOSED = re.compile(
+    r"""(?s:"([^"\\]*(?:\\.[^"\\]*)*)|'([^'\\]*(?:(?:\\.|'')[^'\\]*)*)|\{((?:[^}]|\}\}(?=[^\s,;)}"']))*+)"""
+    r"""|\$((?:[A-Za-z_]\w{0,60})?)\$((?:(?!\$\4\$).){1,400})\$\4\$)"""
+)
+_WORD = re.compile(r"""[^\s;&,()"'{=\[][^\s;&,()"'{]*""")
+_ARGUMENT_WORD = re.compile(r"""[^\s;&,()"'{=\[](?:[^\s;&,()"'{]|[;&,()](?![\s"'-]|$|[\w.%-]{1,64}=))*""")
+_IN_QUOTES = {quote: re.compile(rf"[^{quote}\\\n]+(?:\\.[^{quote}\\\n]*)*(?={quote})") for quote in "\"'"}
+_IN_ESCAPED = re.compile(r"""[^"'\\\n]+(?=\\["'])""")
+_IN_FLOW = re.compile(r"[^,}\s](?:[ \t]{0,9}[^,}\s])*")
+_IN_LINE = re.compile(r"\S(?:(?!\s#|[,;]?[ \t]{1,9}[\w.-]{1,64}:\s|[ \t]{1,40}$)[^\r\n])*+", re.MULTILINE)
+_PART = re.compile(  # of what is in brackets
+    r"""(?s:(?<!\w)"(?:[^"\\]|\\.){0,1000}+"|(?:(?<!\w)|\b[A-Za-z])'(?:[^'\\]|\\.|''){0,1000}+'|\\.)|[\[({})\]]"""
+)
+# After a name of YAML: a value, or the next lines
+_NEXT = re.compile(
+    r"[ \t]{1,9}(?:(?:!!(?:str|binary)|&[\w-]{1,64})[ \t]{1,9})?(?=[^\s{|>&*!#])|[ \t]{0,9}([|>][+-]?\d?[ \t]{0,9})?\r?\n"
+)
+_LINE = re.compile(r"([ \t]*)(-[ \t]{1,9})?([^\r\n]*)\r?\n?")
+_MAPPING = re.compile(r"[\"']?[\w.-]{1,128}[\"']?:(?:\s|$)|[{\[|>&*!#]")
+_FORMS = (
+    *(_PEM, _HOOK, _TOKEN, _URL, _ODD_URL, _ORACLE, _BEARER, _DIGEST, _COOKIE, _LOGIN, _NAMED, _ENTRY, _REVERSED, _QUOTED),
+    *(_ARGUMENT, _LISTED, _YAML, _SQL),
+)
 _BEFORE = re.compile(r"([^\"'\\]+)")
 _FILE = re.compile(r"(?:/|\./|~/)[\w./-]+\.[A-Za-z]{2,5}")  # of credentials
 # Each form has one, most texts have none:
-_SIGNS = ("@", "=", ":", "'-", '"-', "bearer", "password", "identified", "hook", "private key")
+_SIGNS = ("@", "=", ":", "'-", '"-', "bearer", "password", "identified", "hook", "private key", "secret", "session_token")
 _BEFORE_VALUE = ("name", "quoted", "entry", "argument", "listed", "yaml", "flow")
 
 # Values that hide nothing: also what a statement has for a parameter, and types of fields
@@ -91,6 +123,26 @@ _NOTHING = {
     *("?", "%s", "$1", "$2", "$3", "%", "$", "string", "binary", "boolean", "byte", "short", "int", "integer", "bigint", "long"),
     *("float", "double", "date", "text", "timestamp"),
 }
+_SAYS_WHAT = re.compile(  # a type, or where a key is: its ARN, its name at Google, an alias at AWS
+    r"(?:Optional\[)?(?:str|bytes|varchar|char)(?:\(\d{1,9}\))?\]?(?: \| None)?(?: = None)?(?: not null)?"
+    r"|arn:aws[\w-]*:[\w-]+:[\w-]*:\d*:[\w/:.+=@-]{1,200}|projects/[\w-]{1,64}/(?:locations|secrets)/[\w/-]{1,200}|alias/[\w/-]{1,200}",
+    re.IGNORECASE,
+)
+_HIDDEN = re.compile(r"(?i:(?:bearer|basic|token|digest)\s{1,9})?…(?:\s|$)")  # before
+_MECHANISM = re.compile(
+    r"(?i)no-?sasl|sasl|plain|simple|gssapi|digest|cert(?:ificate)?|m?tls|ssl|iam|jwt|token|password|scram[\w-]*|none"
+)
+_COMPUTED = re.compile(r"([A-Za-z_](?:\w|\.(?!\.)){0,60})\(")  # by SQL or code, of a column
+_COMPUTES = re.compile(
+    "(?:lower|upper|l?r?trim|coalesce|nvl2?|ifnull|nullif|concat(?:_ws)?|md5|sha[125]?(?:256|512)?|crc32|xxhash64|hash|cast|try_cast"
+    "|substr(?:ing)?|left|right|regexp_\\w+|replace|translate|encode|decode|(?:to_|from_|un)?(?:base64|hex)|uuid|col|max|min|count"
+    "|first|last|any_value|get_json_object|json_\\w+|length|split|reverse|mask|digest)"
+)
+_OTHER_USERS = re.compile(  # Their -u is a user and a group, or a flag, if it is theirs and not that of a command which they run.
+    r"(?:^|[\s/=;&|('\"])(?:(?:chown|chgrp|rsync|install|cp|tar|id|ps)(?=[\s'\"])[^\n;&|]*"
+    r"|(?:docker|podman|nerdctl|sudo|su|runuser|setpriv|unshare|systemd-run)(?:[\s'\",]{1,9}(?:exec|run|create|compose|-[\w=-]+))*"
+    r"[\s'\",]{1,9})$"
+)
 _IN_SQL = re.compile(r"\d{1,3}|:[A-Za-z_]\w*")  # where there is a space before the value: `token = 1`
 
 SHORTEST = 5  # characters of what a reference gave, if neither its name nor its form says that it is a secret
@@ -178,6 +230,8 @@ def _is_nothing(name: str, value: str) -> bool:
         value.lower() in _NOTHING
         or (len(value) < 10 and value.isdecimal() and _MANY.search(_letters(name)) is not None)
         or (name.lower().endswith("credentials") and _FILE.fullmatch(value) is not None)
+        or (name.lower().endswith("auth") and _MECHANISM.fullmatch(value) is not None)
+        or _SAYS_WHAT.fullmatch(value) is not None
         or (value.count(".") == 1 and _letters(value.partition(".")[2]) == _letters(name.rpartition(".")[2]))
     )
 
@@ -188,33 +242,129 @@ def _places(text: str) -> Iterator[tuple[int, int]]:
     if not any(sign in letters for sign in _SIGNS):
         return
     for found in _in_text().finditer(text):
-        if found.start() < end:
-            continue
-        place: re.Match[str] | None = found
-        if found.lastgroup in _BEFORE_VALUE:
-            place = _value_of(unquote(found[found.lastgroup]), found)
-        elif found.lastgroup in ("password", None):
-            place = _VALUE.match(text, found.end())
-        elif found.lastgroup == "called":
-            place = _BEFORE.match(text, found.end()) if _is_secret(found["called"]) else None
-        if place and place[place.lastindex or 0].lower() not in _NOTHING:
-            start, end = place.span(place.lastindex or 0)
-            yield start, end
+        if found.start() >= end:
+            for start, end in _places_of(found):
+                yield start, end
 
 
 @cache
 def _in_text() -> re.Pattern[str]:
     """Late: it takes longer than all of the others, and many a process needs none."""
-    return re.compile("|".join((*_FORMS, _LISTED, _YAML, _SQL)))
+    return re.compile("|".join(_FORMS))
 
 
-def _value_of(name: str, found: re.Match[str]) -> re.Match[str] | None:
-    """The value after a name in a text, if it is a secret."""
-    if found.string.startswith(("{{", "${", "$("), found.end()):  # what a template or a shell will give
-        return None
-    value = _VALUE.match(found.string, found.end()) if _is_secret(name) else None
-    if value is None or _is_nothing(name, (said := value[value.lastindex or 0]).rstrip("}")):
-        return None
-    if reference_of(value[0] + "}"):
-        return None
-    return None if found.lastgroup == "name" and found[0][-1].isspace() and _IN_SQL.fullmatch(said) else value
+def _places_of(found: re.Match[str]) -> Iterator[tuple[int, int]]:
+    """Where the secrets are that this form tells of."""
+    text, form = found.string, found.lastgroup
+    if form in _BEFORE_VALUE:
+        places = _after_name(unquote(found[form]), form, found)
+    elif form in ("password", None):
+        places = iter([_value(text, found.end())])
+    elif form == "called":
+        told = _BEFORE.match(text, found.end()) if _is_secret(found["called"]) else None
+        places = iter([told.span() if told else (0, 0)])
+    elif form == "login" and _OTHER_USERS.search(text, max(0, found.start() - 200), found.start()):
+        return
+    else:
+        places = iter([found.span(form)])
+    for start, end in places:
+        if text[start:end].lower() not in _NOTHING:
+            yield start, end
+
+
+def _after_name(name: str, form: str, found: re.Match[str]) -> Iterator[tuple[int, int]]:
+    """The values after a name in a text, if they are secrets."""
+    text, at = found.string, found.end()
+    if not _is_secret(name):
+        return
+    if in_yaml := form in ("yaml", "listed"):
+        after = _NEXT.match(text, at)
+        if after is None:
+            return
+        if after[0].endswith("\n"):
+            yield from _next_lines(name, found, after)
+            return
+        at = after.end()
+    if text.startswith(("{{", "${", "$("), at):  # what a template or a shell will give
+        return
+    start, end = _value(text, at, _bare(form, found) if not in_yaml or text[found.start(form) - 1] in "\"'" else _IN_LINE)
+    said = text[start:end]
+    if _is_nothing(name, said.rstrip("},;")) or reference_of(text[at:end] + "}") or (in_yaml and _HIDDEN.match(said)):
+        return
+    if form == "name" and ((found[0][-1].isspace() and _IN_SQL.fullmatch(said)) or _is_computed(name, text, at)):
+        return
+    if all(_is_nothing(name, each.strip(" \"'")) for each in said.split(",")):
+        return
+    yield start, end
+
+
+def _next_lines(name: str, found: re.Match[str], after: re.Match[str]) -> Iterator[tuple[int, int]]:
+    """The values in the lines below a name of YAML: a block, a list, or what is longer than a line."""
+    text, at, first = found.string, after.end(), True
+    start = re.match(r"[ \t]*(?:-[ \t]+)?", found[0])
+    column = start.end() if start else 0
+    while (line := _LINE.match(text, at)) and line[0]:
+        at = line.end()
+        said, item = line[3].strip(), line[2] is not None and not after[1]
+        if not said:
+            continue
+        deeper = line.end(1) - line.start() > column or (first and line[1] and " " not in said)
+        if not (deeper or (item and line.end(1) - line.start() == column)) or (not after[1] and _MAPPING.match(said)):
+            return
+        if _HIDDEN.match(said) or (item and _letters(name) == "secrets"):  # Docker and Kubernetes list their names
+            return
+        first, begin = False, line.start(3) if item or not line[2] else line.start(2)
+        begin += len(text[begin : line.end(3)]) - len(text[begin : line.end(3)].lstrip())
+        end = begin + len(text[begin : line.end(3)].rstrip())
+        if end - begin > 1 and text[begin] in "\"'" and text[end - 1] == text[begin]:
+            begin, end = begin + 1, end - 1
+        if not _is_nothing(name, text[begin:end]) and not text.startswith(("{{", "${", "$("), begin):
+            yield begin, end
+
+
+def _value(text: str, at: int, bare: re.Pattern[str] = _WORD) -> tuple[int, int]:
+    """Where the value is that begins here; an empty place if there is none."""
+    if prefix := _PREFIX.match(text, at):
+        at = prefix.end()
+    if bare is not _IN_LINE or text.startswith(("[", '"', "'"), at):
+        if opened := _OPEN.match(text, at):
+            return opened.end(), _closing(text, opened.end())
+        if enclosed := _ENCLOSED.match(text, at):
+            return enclosed.span(enclosed.lastindex or 0)
+    found = bare.match(text, at) or _WORD.match(text, at)
+    return found.span() if found else (at, at)
+
+
+def _bare(form: str, found: re.Match[str]) -> re.Pattern[str]:
+    """What a value without quotes is here: an argument in quotes ends with them."""
+    if form == "flow":
+        return _IN_FLOW
+    text, start = found.string, found.start(form)
+    quoted, dash = start > 0 and text[start - 1] in "\"'", found[form].startswith("-")
+    if form != "name" or not (quoted or dash):
+        return _WORD
+    if not quoted or not dash:
+        return _ARGUMENT_WORD
+    return _IN_ESCAPED if text[start - 2 : start - 1] == "\\" else _IN_QUOTES[text[start - 1]]
+
+
+def _closing(text: str, at: int) -> int:
+    """Where the bracket ends that was opened before, or the text."""
+    depth = 1
+    for part in _PART.finditer(text, at):
+        depth += 1 if part[0] in "[({" else -1 if part[0] in "])}" else 0
+        if not depth:
+            return part.start()
+    return len(text)
+
+
+def _is_computed(name: str, text: str, at: int) -> bool:
+    """Whether SQL or code makes this of a column: `token = lower(o.token)`. With a text in it, it may be a secret."""
+    if (call := _COMPUTED.match(text, at)) is None:
+        return False
+    if (end := _closing(text, call.end())) > call.end() + 400:  # too much to look at again and again
+        return False
+    arguments = text[call.end() : end].replace("''", "")
+    words = {_letters(word) for word in re.findall(r"\w+", arguments)}
+    known = _COMPUTES.fullmatch(call[1].rpartition(".")[2].lower()) is not None
+    return not set("\"'") & set(arguments) and (known or _letters(name.rpartition(".")[2]) in words)

@@ -41,10 +41,26 @@ IN_TEXT = [
     *(f"Command '['curl', '-u', 'me:{SECRET}', 'h']' failed", f"Command ['x', '--password', '{SECRET}'] failed"),
     *(f"not 'https://h/q?token={SECRET}' here", f"not ('password={SECRET}')"),
     *(f"http://me@home:{SECRET}@h/", f'"https:\\/\\/me:{SECRET}@h"'),
+    *(f"https://x.outlook.office.com/{hook}/{SECRET}" for hook in ("webhook", "webhookb2")),
+    *(f"x:\n  password:\n  - {SECRET}\n", f"x:\npasswords:\n  - '{SECRET}'\nuser: me", f"x:\npassword: !!str {SECRET}"),
+    *(f"ALTER ROLE me PASSWORD {quoted}" for quoted in (f"E'{SECRET}'", f"$${SECRET}$$", f"$x${SECRET}$x$", f"U&'{SECRET}'")),
+    *(
+        f"CREATE LOGIN me WITH PASSWORD = N'{SECRET}'",
+        f"COPY t SECRET_ACCESS_KEY '{SECRET}'",
+        f"{{user: me, password: {SECRET}}}",
+    ),
 ]
 MORE_IN_TEXT = [  # what is hidden with what is beside it
     *(f"password=['{SECRET}']", f"{{'password': ('me', '{SECRET}')}}", f"password='it''s {SECRET}'", f"pwd=('{SECRET}')"),
     *(f"Password=SecretStr('{SECRET}')", f"{{'password': SecretStr('{SECRET}')}}"),
+    *(f"jdbc:mysql://u:a{odd}{SECRET}@h:3306/d?x=a" for odd in (";", "/", "#", "?", "/b#c?d")),
+    f'"https:\\/\\/me:a/{SECRET}@h"',
+    *(f"x:\n  password: a{odd}{SECRET} # note\n" for odd in (" ", ", ", ",", ";", "&", "'", " b c ")),
+    *(f"password:\n- a\n- {SECRET}", f"password: [a, {SECRET}]", f"password: |\n  a b\n  c {SECRET}\nuser: me"),
+    *(f"password=['a]{SECRET}']", f"pwd=('a)', '{SECRET}')", f"x={{'pwd': X('a)b', ['{SECRET}'])}}", f"pwd={{a}}}}{SECRET}}}"),
+    *(f"['x', '{dash}password=a{odd}{SECRET}', 'y']" for dash in ("--", "-D") for odd in (",", ";", "&", " ")),
+    *(f'"--password=a,{SECRET}"', f"'password=a;{SECRET}'", f'{{"x": "\\"--password=a {SECRET}\\""}}', f"--password=a,{SECRET}"),
+    *(f"ALTER ROLE me PASSWORD E'a\\'{SECRET}'", f"IDENTIFIED BY $x$a$$ '{SECRET}$x$", f"token=md5('{SECRET}')"),
 ]
 
 SCHEMA = '{"type":"struct","fields":[{"name":"password","type":"string","nullable":true,"metadata":{}}]}'
@@ -79,5 +95,17 @@ NO_SECRETS = [
     *(("--join", "l.session_token=r.session_token"), ("anything", "GOOGLE_APPLICATION_CREDENTIALS=/etc/gcp.json")),
     *(("anything", text) for text in ("WHERE token = %(token)s", "password=${DB_PASSWORD}", "password={{ conn.x }}")),
     *(("anything", 'secret={"env": "NAME"}'), ("--cookie", "no"), ("anything", "use '--password', or '--file'")),
+    *(("anything", "jdbc:hive2://h:10000/d;auth=noSasl"), ("--auth", "plain"), ("token.provider.type", "x")),
+    *((name, "s3v4") for name in ("signature_version", "password_policy", "token.min.length", "token.refresh.interval")),
+    *((f"{it}.key", "arn:aws:kms:eu-west-1:123456789012:key/ab-cd") for it in ("fs.s3a.encryption", "encryption")),
+    ("kms.master_key", "projects/p/locations/eu/keyRings/r/cryptoKeys/k"),
+    *(("anything", f"it says SET token = {of}") for of in ("lower(token)", "upper(trim(o.token))", "F.lower(F.col(token))")),
+    *(("anything", f"{it} -u app:staff x") for it in ("chown", "rsync", "docker exec", "sudo")),
+    *(("anything", f"x://h:{port}/a/b@c") for port in ("8080", "port", "${PORT}", "{port}", "<port>", "%s")),
+    ("anything", "jdbc:sqlserver://h:1433;user=a@b"),
+    *(
+        ("anything", text)
+        for text in ("x:\nsecrets:\n  - db\n", "x:\ntoken:\n  enabled: x\n", "x:\n    token: str | None = None")
+    ),
     *(("query", "SELECT * FROM orders WHERE id = 1"), ("fetchsize", 1000), ("max_tokens", 5), ("useCredentials", True)),
 ]

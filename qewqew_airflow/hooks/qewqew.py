@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -109,14 +110,21 @@ class QewQewHook(BaseHook):
     conn_type = "qewqew"
     hook_name = "QewQew"
 
-    def __init__(self, qewqew_conn_id: str = default_conn_name, **kwargs: Any) -> None:
+    def __init__(self, qewqew_conn_id: str = default_conn_name, *, in_triggerer: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.qewqew_conn_id = qewqew_conn_id
+        self._in_triggerer = in_triggerer  # else a task, or the API server: for the advice of errors
 
     @cached_property
     def connection(self) -> Connection:
         """The connection. Raises `WrongConnection` if it is of another type."""
-        connection = self.get_connection(self.qewqew_conn_id)
+        return self._checked(self.get_connection(self.qewqew_conn_id))
+
+    async def aload(self) -> None:
+        """Get the connection now, in an event loop. Raises `WrongConnection` if it is of another type."""
+        self.connection = self._checked(await self.aget_connection(self.qewqew_conn_id))
+
+    def _checked(self, connection: Connection) -> Connection:
         if connection.conn_type != self.conn_type:
             raise WrongConnection(
                 f"connection {self.qewqew_conn_id!r} is of type {connection.conn_type!r}; it must be of type {self.conn_type!r}, "
@@ -181,10 +189,15 @@ class QewQewHook(BaseHook):
     def _check_host(self, directory: str) -> None:
         where = self._extra().get("hostname", EVERY_HOST)
         if where != EVERY_HOST and where != (here := get_hostname()):
+            remedy = f"give the task a queue= that only the worker on {where!r} serves"
+            if self._in_triggerer:
+                remedy = (
+                    f"for deferred sensors, run 'airflow triggerer --queues LANE' on {where!r}, with the queue= of the task and "
+                    "[triggerer] queues_enabled; for asset watchers, run the only triggerer without --queues there"
+                )
             raise WrongHost(
-                f"connection {self.qewqew_conn_id!r} has this directory on host {where!r}, but this runs on {here!r}; give the "
-                f"task a queue= that only the worker on {where!r} serves, or correct hostname in the connection's extra "
-                f"({EVERY_HOST!r}: every worker sees the same directory)",
+                f"connection {self.qewqew_conn_id!r} has this directory on host {where!r}, but this runs on {here!r}; {remedy}, "
+                f"or correct hostname in the connection's extra ({EVERY_HOST!r}: every worker sees the same directory)",
                 path=directory,
             )
 
@@ -198,17 +211,22 @@ class QewQewHook(BaseHook):
                 path=directory,
             )
         if not is_directory:
-            raise BadPath(
-                f"connection {self.qewqew_conn_id!r} needs this directory, but it does not exist on this worker; "
+            here = "for this triggerer" if self._in_triggerer else "on this worker"
+            missing = BadPath(
+                f"connection {self.qewqew_conn_id!r} needs this directory, but it does not exist {here}; "
                 f"mount it, or create it for the user of the workers: mkdir -p -m 700 {directory}",
                 path=directory,
             )
+            missing.errno = errno.ENOENT
+            raise missing
         if not os.access(directory, os.R_OK | os.X_OK):
-            raise BadPath(
+            denied = BadPath(
                 f"connection {self.qewqew_conn_id!r} needs this directory, but user {os.geteuid()} cannot read it; "
                 "give the user of the workers access to it (chown, chmod)",
                 path=directory,
             )
+            denied.errno = errno.EACCES
+            raise denied
 
     def settings(self) -> dict[str, Any]:
         """The arguments of `Queue` in the connection's extra. Raises `BadArgument` if one is wrong or unknown."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import AirflowSkipException
 from airflow.sdk import BaseOperator, TriggerRule, XComArg
 
-from qewqew_airflow.arguments import is_rendered_later, seconds, whole
+from qewqew_airflow.arguments import LIMITS, is_rendered_later, read
 from qewqew_airflow.assets.qewqew import write_counts
 from qewqew_airflow.errors import fails_at_once, no_retry_for_the_hopeless
 from qewqew_airflow.hooks.qewqew import QewQewHook
@@ -57,7 +57,7 @@ class QewQewLeaseOperator(BaseOperator):
     Raises `BadArgument`, `BadPath`, `Locked`, `BatchConflict`; fails without retries if the batch has expired.
     """
 
-    template_fields: Sequence[str] = ("queue_name", "topic", "reader", "filter", "max_records", "max_bytes", "qewqew_conn_id")
+    template_fields: Sequence[str] = ("queue_name", "topic", "reader", "filter", "start", *LIMITS, "qewqew_conn_id")
     operator_extra_links = (QewQewLink(),)
     ui_color = "#fff2cc"
 
@@ -71,7 +71,7 @@ class QewQewLeaseOperator(BaseOperator):
         start: Start = "oldest",
         max_records: int | str | None = None,
         max_bytes: int | str | None = None,
-        lease_timeout: timedelta | float | None = None,
+        lease_timeout: timedelta | float | str | None = None,
         qewqew_conn_id: str = QewQewHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
@@ -81,20 +81,18 @@ class QewQewLeaseOperator(BaseOperator):
         self.reader = reader
         self.filter = filter
         self.start = start
-        self.max_records = max_records
-        self.max_bytes = max_bytes
-        self.lease_timeout = None if lease_timeout is None else seconds("lease_timeout", lease_timeout, low=1).total_seconds()
+        self.max_records: Any = max_records
+        self.max_bytes: Any = max_bytes
+        self.lease_timeout: Any = lease_timeout
         self.qewqew_conn_id = qewqew_conn_id
         self._source()
-        for name in ("max_records", "max_bytes"):
-            if not is_rendered_later(getattr(self, name)):
-                self._bound(name)
+        read(self, LIMITS)
 
     @no_retry_for_the_hopeless()
     def execute(self, context: Context) -> dict[str, Any]:
         hook, source = QewQewHook(self.qewqew_conn_id), self._source()
-        limits = self._bound("max_records"), self._bound("max_bytes"), self.lease_timeout
-        leased = lease(hook, source, task_key(context), *limits)
+        read(self, LIMITS)
+        leased = lease(hook, source, task_key(context), self.max_records, self.max_bytes, self.lease_timeout)
         batch = leased.batch
         names = {"connection": self.qewqew_conn_id, **source.names()}
         return {**names, **numbers(batch), **leased.oldest, "key": batch.key, "manifest": batch.manifest_path}
@@ -106,10 +104,6 @@ class QewQewLeaseOperator(BaseOperator):
 
     def _source(self) -> Source:
         return Source(self.queue_name, self.topic, self.reader, self.filter, self.start)
-
-    def _bound(self, name: str) -> int | None:
-        value = getattr(self, name)
-        return None if value is None else whole(name, value)
 
 
 class _EndLeaseOperator(BaseOperator):

@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from airflow.sdk import ObjectStoragePath
+
 from qewqew_airflow.errors import SparkJobFailed
 from qewqew_core import BadArgument
 from qewqew_core.references import is_reference, refuse_in_clear
@@ -41,6 +43,17 @@ def check_job(outputs: Any, **arguments: Any) -> None:
         json.dumps(outputs)
     except (TypeError, ValueError) as error:
         raise BadArgument(f"outputs cannot be written as JSON: {error}") from error
+
+
+def with_texts_for_paths(value: Any) -> Any:
+    """The same, with paths as Spark takes them. Raises `BadArgument` for one with a connection of Airflow's."""
+    if isinstance(value, Mapping):
+        return {name: with_texts_for_paths(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [*map(with_texts_for_paths, value)]
+    if getattr(value, "conn_id", None):
+        raise BadArgument(f"outputs: {value} needs a connection of Airflow's, which Spark does not know; give its URL as text")
+    return str(value) if isinstance(value, (os.PathLike, ObjectStoragePath)) else value
 
 
 def check_settings(conf: Any, ready_made: bool, arguments: Any, others: Mapping[str, Any]) -> None:

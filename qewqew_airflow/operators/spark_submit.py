@@ -26,7 +26,7 @@ from airflow.sdk.log import mask_secret
 from airflow.utils.net import get_hostname
 
 from qewqew_airflow import errors
-from qewqew_airflow.arguments import is_rendered_later, seconds, whole
+from qewqew_airflow.arguments import LIMITS, is_rendered_later, read, whole
 from qewqew_airflow.assets.qewqew import write_counts
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import task_key
@@ -55,6 +55,9 @@ DEFAULT_NAME = _ARGUMENTS["name"].default
 TEXTS = [
     name for name, each in _ARGUMENTS.items() if str(each.annotation) in ("str", "str | None")
 ]  # all are on the command line
+
+
+NUMBERS: dict[str, Callable[[str, Any], Any]] = {**LIMITS, "max_bad_records": functools.partial(whole, low=0)}
 
 
 class QewQewSparkSubmitOperator(SparkSubmitOperator):
@@ -132,8 +135,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
 
     template_fields: Sequence[str] = (
         *SparkSubmitOperator.template_fields,
-        *("queue_name", "topic", "reader", "filter", "qewqew_conn_id", "publish_to"),
-        *("outputs", "codec", "schema", "read_options", "quarantine"),
+        *("queue_name", "topic", "reader", "filter", "start", "qewqew_conn_id", "publish_to"),
+        *("outputs", *spark_job.JOB_ARGUMENTS, *LIMITS),
     )
     template_fields_renderers = {"outputs": "json", "schema": "sql", "read_options": "json"}  # noqa: RUF012  (as Airflow declares it)
     operator_extra_links = (QewQewLink(), SparkLink())
@@ -147,16 +150,16 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         filter: str | None = None,
         start: Start = "oldest",
         qewqew_conn_id: str = QewQewHook.default_conn_name,
-        max_records: int | None = None,
-        max_bytes: int | None = None,
-        lease_timeout: timedelta | float | None = None,
+        max_records: int | str | None = None,
+        max_bytes: int | str | None = None,
+        lease_timeout: timedelta | float | str | None = None,
         publish_to: str | None = None,
         outputs: Sequence[Mapping[str, Any]] | None = None,
         codec: str | None = None,
         schema: str | None = None,
         read_options: Mapping[str, Any] | None = None,
         quarantine: str | None = None,
-        max_bad_records: int | None = None,
+        max_bad_records: int | str | None = None,
         schema_evolution: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -169,16 +172,16 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         self.filter = filter
         self.start = start
         self.qewqew_conn_id = qewqew_conn_id
-        self.max_records = None if max_records is None else whole("max_records", max_records)
-        self.max_bytes = None if max_bytes is None else whole("max_bytes", max_bytes)
-        self.lease_timeout = None if lease_timeout is None else seconds("lease_timeout", lease_timeout, low=1).total_seconds()
+        self.max_records: Any = max_records
+        self.max_bytes: Any = max_bytes
+        self.lease_timeout: Any = lease_timeout
         self.publish_to = publish_to
         self.outputs = outputs
         self.codec = codec
         self.schema = schema
         self.read_options = read_options
         self.quarantine = quarantine
-        self.max_bad_records = None if max_bad_records is None else whole("max_bad_records", max_bad_records, 0)
+        self.max_bad_records: Any = max_bad_records
         self.schema_evolution = schema_evolution
         self._killed = False
         self._tell_ui: Callable[[str], None] | None = None
@@ -254,6 +257,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     # Before the lease: check what can be checked, so that a wrong argument or worker leases nothing.
 
     def _check_job(self) -> None:
+        read(self, NUMBERS)
+        self.outputs = spark_job.with_texts_for_paths(self.outputs)
         spark_job.check_settings(self.conf, self._ready_made, self.application_args, self._texts())
         if not self._ready_made:
             for name in ("outputs", *spark_job.JOB_ARGUMENTS):
@@ -263,7 +268,9 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
                 raise BadArgument("application_args must hold {manifest}, or the application cannot find its batch")
         elif self.application_args is not None:
             raise BadArgument("application_args are for an application of your own; the ready-made job takes outputs instead")
-        elif not any(map(is_rendered_later, (self.outputs, self.codec, self.schema, self.read_options))):
+        elif not any(
+            is_rendered_later(getattr(self, name)) for name in ("outputs", *spark_job.JOB_ARGUMENTS) if name != "quarantine"
+        ):
             spark_job.check_job(self.outputs, **self._job_arguments())
 
     def _texts(self) -> dict[str, Any]:

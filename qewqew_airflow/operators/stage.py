@@ -169,14 +169,20 @@ class QewQewStageOperator(BaseOperator):
                 size += sum(len(message.body) for message in messages)
             staged, repeated = target.commit(key)
         if repeated:
-            self.log.info("Stored nothing: an earlier try staged %s records into %s under %s", f"{staged:,}", path, key)
+            self.log.warning(
+                "Stored nothing: an earlier try staged %s records into %s under %s, or a run of this name that was deleted. "
+                "To stage again what this task fetches, start a run with another run id",
+                f"{staged:,}",
+                path,
+                key,
+            )
         else:
             self.log.info("Staged %s records (%s bytes) into %s, in one commit under %s", f"{staged:,}", f"{size:,}", path, key)
         metrics.count("staged", 0 if repeated else staged, connection=self.qewqew_conn_id, **names)
         if self.queue_name is not None:
             metrics.gauge(hook, Source(self.queue_name))
         self._staged, self._bytes = staged, None if repeated else size
-        result = {**names, "records": staged}
+        result = {**names, "records": staged, **({"repeated": True, "stored": 0} if repeated else {})}
         write_counts(context, self.outlets, result)
         return result
 

@@ -94,6 +94,7 @@ def contents_of(connection: Connection) -> Contents:
         return Contents(connection.host or "", error=explained(error))
     queues = [_row(hook, name, queue_row) for name in found.queues]
     topics = [_row(hook, name, topic_row) for name in found.topics]
+    topics += [{"name": visible(name), "error": explained(error)} for name, error in found.unreadable.items()]
     _find_stuck([*queues, *topics, *(reader for topic in topics for reader in topic.get("readers", ()))])
     return Contents(directory, queues, topics, found.complete)
 
@@ -183,6 +184,7 @@ def topic_row(path: str) -> dict[str, Any]:
         }
         for name, state in states.items()
     ]
+    readers += [{"name": visible(name), "error": explained(error)} for name, error in stats.strange.items()]
     return {
         "messages": stats.messages,
         "waiting": max(stats.readers.values(), default=0),  # for the slowest reader

@@ -8,16 +8,17 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.configuration import conf
-from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipException
+from airflow.providers.common.compat.sdk import AirflowException, AirflowSensorTimeout, AirflowSkipException
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
+from qewqew_airflow import errors
 from qewqew_airflow.errors import no_retry_for_the_hopeless
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.links.qewqew import QewQewLink
 from qewqew_airflow.shared import metrics
 from qewqew_airflow.shared.readiness import Thresholds, announcement
 from qewqew_airflow.shared.source import Source, Start
-from qewqew_core import errors
+from qewqew_core import errors as core_errors
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -56,11 +57,12 @@ class QewQewSensor(BaseSensorOperator):
     :param deferrable: wait in the triggerer; default: Airflow's ``[operators] default_deferrable``
 
     Fails at once and without retries for `BadArgument` (thresholds out of range, or above what the connection lets a queue
-    hold) and `BadPath` (a directory that does not exist, or in which this user may not read or write).
+    hold) and `BadPath` (a name or connection that is wrong). It fails, and may be retried, if the directory is not there, or this
+    user may not read or write there. With ``soft_fail``, only a time-out skips the task.
     """
 
     template_fields: Sequence[str] = (
-        *("queue_name", "topic", "reader", "filter"),
+        *("queue_name", "topic", "reader", "filter", "start"),
         *("min_records", "min_bytes", "max_age", "qewqew_conn_id"),
     )
     operator_extra_links = (QewQewLink(),)
@@ -107,17 +109,37 @@ class QewQewSensor(BaseSensorOperator):
 
     @no_retry_for_the_hopeless()
     def resume_execution(self, *args: Any, **kwargs: Any) -> Any:
-        """Wraps what Airflow does here, which would skip a task with soft_fail. That is for time-outs only."""
-        return super().resume_execution(*args, **kwargs)
+        """With soft_fail, Airflow would skip the task whatever has happened. That is for time-outs only, as in other modes."""
+        try:
+            return super().resume_execution(*args, **kwargs)
+        except AirflowSensorTimeout as late:
+            if self.soft_fail:  # some versions of Airflow do not look at it
+                raise AirflowSkipException(str(late)) from late
+            raise
+        except AirflowSkipException as skipped:
+            if not self.soft_fail or isinstance(skipped.__cause__, AirflowSensorTimeout | None):
+                raise
+            raise skipped.__cause__ from None
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Called when the trigger has fired."""
         if "error" in event:
             if self.never_fail:
                 raise AirflowSkipException(f"never_fail: {event['message']}")
-            raise getattr(errors, event["error"], AirflowException)(f"in the triggerer: {event['message']}")
+            raise self._error(event)
         self.log.info("Ready, %s: %s", event["ready"], event)
         return self._remember(context, event)
+
+    def _error(self, event: dict[str, Any]) -> Exception:
+        """The error of the triggerer, as the task itself would raise it."""
+        name, said = event["error"], f"in the triggerer: {event['message']}"
+        kind = getattr(errors, name, None) or getattr(core_errors, name, None)
+        if kind is None:
+            return AirflowException(f"{name} {said}")
+        error: Exception = kind(said)
+        if isinstance(error, OSError):
+            error.errno = event.get("errno")
+        return error
 
     def _remember(self, context: Context, ready: Any) -> Any:
         store = context.get("task_state_store")

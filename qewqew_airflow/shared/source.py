@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from qewqew_airflow.arguments import is_rendered_later
 from qewqew_airflow.hooks.qewqew import QewQewHook
@@ -27,6 +27,20 @@ def check_either(queue_name: str | None, topic: str | None) -> None:
     """Raise `BadArgument` unless exactly one is given."""
     if (queue_name is None) == (topic is None):
         raise BadArgument("give either queue_name or topic")
+
+
+def _start(value: Any) -> Start:
+    """Where a new reader begins; numbers and times also as text, because templates give text."""
+    start: Any = value
+    if isinstance(value, str) and value not in ("oldest", "latest"):
+        with contextlib.suppress(ValueError):
+            start = int(value) if value.isdecimal() else datetime.fromisoformat(value)
+    if isinstance(start, datetime):
+        if start.tzinfo is None:
+            raise BadArgument(f"start needs a time zone: {start}")
+    elif start not in ("oldest", "latest") and (type(start) is not int or start < 0):
+        raise BadArgument(f"start must be 'oldest', 'latest', the number of a message or a time, not {excerpt(value, 80)}")
+    return cast(Start, start)
 
 
 @dataclass(frozen=True)
@@ -55,13 +69,8 @@ class Source:
             check_reader_name(self.reader)
         if self.filter is not None and not is_rendered_later(self.filter):
             Filter(self.filter)
-        if isinstance(self.start, datetime):
-            if self.start.tzinfo is None:
-                raise BadArgument(f"start needs a time zone: {self.start}")
-        elif self.start not in ("oldest", "latest") and (type(self.start) is not int or self.start < 0):
-            raise BadArgument(
-                f"start must be 'oldest', 'latest', the number of a message or a time, not {excerpt(self.start, 80)}"
-            )
+        if not is_rendered_later(self.start):
+            object.__setattr__(self, "start", _start(self.start))
 
     def __str__(self) -> str:
         return f"queue {self.queue_name}" if self.topic is None else f"reader {self.reader} of topic {self.topic}"

@@ -23,6 +23,7 @@ except ImportError:  # before 3.3, Airflow calls `run`, and each trigger looks f
     SharedStreamProducer = object  # type: ignore[assignment,misc]
 
 from qewqew_airflow.arguments import check_rendered, seconds, whole
+from qewqew_airflow.errors import errno_of
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.shared import metrics
 from qewqew_airflow.shared.readiness import Thresholds, announcement
@@ -46,8 +47,8 @@ class Look(NamedTuple):
 
 async def looks(conn_id: str, source: Source, poll_interval: float) -> AsyncGenerator[Look, None]:
     """Look now and whenever something may have changed, as long as this is iterated. Raises what looking raises."""
-    hook = QewQewHook(conn_id)
-    hook.connection = await hook.aget_connection(conn_id)
+    hook = QewQewHook(conn_id, in_triggerer=True)
+    await hook.aload()
     settings = hook.settings() if source.topic is None else {}
     await asyncio.to_thread(source.prepare, hook)
     clock = asyncio.get_running_loop().time
@@ -66,7 +67,7 @@ async def looks(conn_id: str, source: Source, poll_interval: float) -> AsyncGene
 class QewQewReadyTrigger(BaseTrigger):
     """Fires once, when a queue or reader is ready. `QewQewSensor` has looked, and has created the reader, before.
 
-    The event is what was seen. If looking fails, it has error (the name of the class) and message.
+    The event is what was seen. If looking fails, it has error (the name of the class), message, and errno, if there is one.
 
     :param source: the arguments of `Source`
     :param thresholds: the arguments of `Thresholds`
@@ -94,7 +95,7 @@ class QewQewReadyTrigger(BaseTrigger):
         try:
             event = await self._ready()
         except Exception as error:  # the task fails, not the trigger
-            event = {"error": type(error).__name__, "message": str(error)}
+            event = {"error": type(error).__name__, "message": str(error), "errno": errno_of(error)}
         yield TriggerEvent(event)
 
     async def _ready(self) -> dict[str, Any]:

@@ -92,8 +92,13 @@ def without_files(
 
 
 def _names_in(files: Files, directory: str) -> set[str]:
+    """Of a batch, in the place of whose files there is nothing else."""
     with contextlib.suppress(FileNotFoundError):
-        return set(files.list(directory))
+        found = files.list(directory)
+        for name in found:
+            if _is_ours(directory, name):
+                files.check_kind(os.path.join(directory, name))
+        return set(found)
     return set()
 
 

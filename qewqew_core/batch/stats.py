@@ -30,6 +30,8 @@ class QueueStats:
     oldest_lease: pendulum.DateTime | None = None  # when the batch was leased that has been leased for longest
     clock_step: float = 0.0  # seconds by which the wall clock was set, when that was last noticed; < 0: back
     missing: int = 0  # leased, returned and dead batches whose files somebody has removed
+    # When the oldest record was put that nobody has acknowledged, in whatever state it is: waiting, leased, returned or dead.
+    oldest_unacknowledged: pendulum.DateTime | None = None
 
 
 STATES = ("leased", "returned", "dead")
@@ -40,6 +42,12 @@ def counts(state: LeaseState, run: bytes) -> dict[str, int]:
     now = state.clock.now(run).elapsed
     states = ["returned" if batch.expired(now) else batch.state for batch in state.batches.values()]
     return {state: states.count(state) for state in STATES}
+
+
+def earliest(*times: int | None) -> pendulum.DateTime | None:
+    """The first of these times of the wall clock, in milliseconds; None if there is none."""
+    known = [time for time in times if time is not None]
+    return arguments.moment(min(known)) if known else None
 
 
 def of_batches(states: Collection[LeaseState], run: bytes) -> dict[str, Any]:

@@ -18,9 +18,10 @@ from qewqew_core import arguments
 from qewqew_core.batch.stats import STATES, QueueStats, counts, of_batches
 from qewqew_core.cli import terminal
 from qewqew_core.cli.targets import Json, Path, QueuePath, existing
-from qewqew_core.cli.texts import age, counted, iso, sized
+from qewqew_core.cli.texts import age, counted, iso, said, sized
 from qewqew_core.disk import lock
 from qewqew_core.disk.files import DISK, look_into
+from qewqew_core.disk.opening import opening
 from qewqew_core.errors import QewQewError
 from qewqew_core.limits import now_ms
 from qewqew_core.queue.inspection import inspect, key_status
@@ -44,36 +45,40 @@ def _look(path: str, kind: Kind) -> dict[str, Any]:
         stats, readers = inspect_topic(path)
         sizes = stats.messages, stats.bytes, stats.blocks, stats.oldest
         full = os.path.abspath(path)
-        files = look_into(full, full)
-        gone = [reader_files.without_files(files, topic_paths.stem_of(full, name), state) for name, state in readers.items()]
+        with opening(full, "topic"):
+            files = look_into(full, full)
+            gone = [reader_files.without_files(files, topic_paths.stem_of(full, name), state) for name, state in readers.items()]
         batches = of_batches(readers.values(), DISK.boot())
         held = QueueStats(*sizes, on_disk=stats.on_disk, missing=sum(map(len, gone)), **batches)
         lag = max(stats.readers.values(), default=None)
         more = {"newest": stats.newest, "first": stats.first, "next": stats.next, "lag": lag}
         more["readers"] = readers_json(stats, readers)
+        if stats.strange:
+            more["error"] = hide("; ".join(f"reader {name}: {said(error)}" for name, error in stats.strange.items()))
     found = dataclasses.asdict(held)
     found |= {"files": found.pop("chunks"), **more}
+    if kind is Kind.TOPIC:
+        del found["oldest_unacknowledged"]  # each reader has its own
     return {name: iso(value) if isinstance(value, datetime) else value for name, value in found.items()}
 
 
 def readers_json(stats: TopicStats, readers: dict[str, ReaderState]) -> list[dict[str, Any]]:
-    """The readers of a topic, as `inspect_topic` has found them."""
-    return [
-        {
-            "reader": name,
-            "filter": state.filter,
-            "lag": stats.readers[name],
-            "in_flight": len(state.in_flight),
-            "lost": state.lost,
-        }
-        | counts(state, DISK.boot())
-        for name, state in readers.items()
-    ]
+    """The readers of a topic, as `inspect_topic` has found them; of one that cannot be read, what is wrong."""
+    rows: list[dict[str, Any]] = [{"reader": name, "error": hide(said(error))} for name, error in stats.strange.items()]
+    for name, state in readers.items():
+        row = {"reader": name, "filter": state.filter, "lag": stats.readers[name]}
+        rows.append({**row, "in_flight": len(state.in_flight), "lost": state.lost, **counts(state, DISK.boot())})
+    return rows
 
 
 def print_readers(rows: list[dict[str, Any]]) -> None:
     columns = ["reader", "filter", "lag", "in flight", "lost", *STATES]
-    cells = [[row["reader"], row["filter"] or "", *(f"{row[name.replace(' ', '_')]:,}" for name in columns[2:])] for row in rows]
+    cells = [
+        [row["reader"], row["filter"] or "", *(f"{row[name.replace(' ', '_')]:,}" for name in columns[2:])]
+        for row in rows
+        if "error" not in row
+    ]
+    cells += [[row["reader"], row["error"], *["?"] * len(columns[2:])] for row in rows if "error" in row]
     terminal.print_table(columns, cells, numbers=tuple(columns[2:]))
 
 
@@ -87,8 +92,10 @@ def _rows(found: Iterable[tuple[str, str]]) -> tuple[list[dict[str, Any]], int]:
             row["kind"] = existing(path)
             row |= _look(path, row["kind"])
         except (QewQewError, OSError) as error:
-            row["error"] = hide(f"{type(error).__name__}: {error}")
+            row["error"] = hide(said(error))
             worst = max(worst, terminal.exit_code(error))
+        else:
+            worst = max(worst, terminal.FAILED if "error" in row else 0)
         rows.append(row)
     return rows, worst
 
@@ -107,7 +114,7 @@ def _table(rows: list[dict[str, Any]], *more: str) -> tuple[list[str], list[list
 
 def _cell(row: dict[str, Any], name: str) -> str:
     value = row.get(name.replace(" ", "_"))
-    if "error" in row and name not in ("path", "kind", "error"):
+    if "error" in row and name.replace(" ", "_") not in row:
         return "?"
     if value is None or isinstance(value, str):
         return age(datetime.fromisoformat(value)) if value and name == "oldest" else value or ""
@@ -138,7 +145,8 @@ def _in(path: str) -> list[str]:
     found = listing.find(path, MOST)
     if not found.complete:
         terminal.say(f"not everything below {path} is shown")
-    return [name if path == "." else os.path.join(path, name) for name in sorted(found.queues + found.topics)]
+    names = sorted([*found.queues, *found.topics, *found.unreadable])
+    return [name if path == "." else os.path.join(path, name) for name in names]
 
 
 @app.command("stat", rich_help_panel="Looking")
@@ -148,9 +156,10 @@ def stat_command(path: Path, as_json: Json = False) -> None:
     found = _look(path, kind)
     full = os.path.abspath(path)
     owner = lock.holder(full if kind is Kind.QUEUE else topic_paths.lock_of(full))
+    code = terminal.FAILED if "error" in found else 0
     if as_json:
         terminal.print_json({"path": path, "kind": kind} | found | {"owner": owner})
-        return
+        raise typer.Exit(code)
     numbers = f" ({found['first']:,} to {found['next'] - 1:,})" if kind is Kind.TOPIC and found["records"] else ""
     rows = {
         kind.value: path,
@@ -166,6 +175,7 @@ def stat_command(path: Path, as_json: Json = False) -> None:
     terminal.print_table([], [[name, text] for name, text in rows.items()])
     if found.get("readers"):
         print_readers(found["readers"])
+    raise typer.Exit(code)
 
 
 @app.command("key-status", rich_help_panel="Looking")
@@ -205,7 +215,8 @@ def top(
             while True:
                 now = time.monotonic()
                 found = listing.find(directory)
-                rows, _ = _rows((name, os.path.join(directory, name)) for name in (*found.queues, *found.topics))
+                names = (*found.queues, *found.topics, *found.unreadable)
+                rows, _ = _rows((name, os.path.join(directory, name)) for name in names)
                 for row in rows:
                     count, old = row.get("next", row.get("records")), before.get(row["path"])
                     row["per_second"] = None if count is None or old is None else round((count - old) / (now - began), 1)

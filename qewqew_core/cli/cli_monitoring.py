@@ -15,7 +15,7 @@ from qewqew_core.cli import terminal
 from qewqew_core.cli.targets import Json
 from qewqew_core.cli.texts import counted
 from qewqew_core.errors import BadPath, Corrupt
-from qewqew_core.tools.monitoring import Watched, age, exposition, watch
+from qewqew_core.tools.monitoring import Watched, age, exposition, file_systems, holdings, watch
 
 app = typer.Typer()
 
@@ -38,7 +38,9 @@ Paths = Annotated[
     list[str] | None,
     typer.Argument(metavar="PATH", help="Queues, topics, and directories with everything below them.", show_default="."),
 ]
-Age = Annotated[timedelta | None, typer.Option(parser=duration, metavar="TIME", help="How long the oldest record may wait.")]
+Age = Annotated[
+    timedelta | None, typer.Option(parser=duration, metavar="TIME", help="How long a record may stay unacknowledged.")
+]
 Count = Annotated[int | None, typer.Option(min=0, help="How many records may wait.")]
 
 
@@ -52,13 +54,19 @@ def check(
     max_lease_age: Annotated[
         timedelta | None, typer.Option(parser=duration, metavar="TIME", help="How old the oldest lease may be.")
     ] = None,
+    max_lock_age: Annotated[
+        timedelta | None, typer.Option(parser=duration, metavar="TIME", help="How long a process may have a queue open.")
+    ] = None,
+    expect: Annotated[int, typer.Option(min=0, help="How many queues and readers there are at least.")] = 1,
+    min_free_bytes: Annotated[int, typer.Option(min=0, help="How many bytes must be free on their file systems.")] = 0,
+    min_free_inodes: Annotated[int, typer.Option(min=0, help="How many inodes must be free there.")] = 0,
     max_dead: Annotated[int, typer.Option(min=0, help="How many batches may be dead.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Say whether anything is late, stuck, dead or broken, for Nagios, Icinga, Sensu and others.
 
-    It uses their exit codes: 0 OK, 1 warning (--warn-…), 2 critical (--max-…, damage), 3 unknown (something cannot be read).
-    Times are 90s, 5m, 2h or 1d. Nothing is locked.
+    It uses their exit codes: 0 OK, 1 warning (--warn-…), 2 critical (the other limits; damage), 3 unknown (something cannot be
+    read). Times are 90s, 5m, 2h or 1d. Nothing is locked.
     """
     try:
         found = list(watch(paths or ["."]))
@@ -79,19 +87,36 @@ def check(
             problems.append((severity, f"{watched.name}: {type(watched.error).__name__}: {watched.error}"))
             continue
         stats = watched.stats
-        bound(watched, "the oldest record has waited {}", age(stats.oldest), {CRITICAL: max_age, WARNING: warn_age})
+        unacknowledged = age(stats.oldest_unacknowledged)
+        bound(watched, "a record has not been acknowledged for {}", unacknowledged, {CRITICAL: max_age, WARNING: warn_age})
         bound(watched, "{} records wait", stats.records, {CRITICAL: max_records, WARNING: warn_records})
         bound(watched, "a batch has been leased for {}", age(stats.oldest_lease), {CRITICAL: max_lease_age})
         bound(watched, "{} dead", stats.dead, {CRITICAL: max_dead})
         if stats.missing:
             lack = counted(stats.missing, "batch lacks its files", "batches lack their files")
             problems.append((CRITICAL, f"{watched.name}: {lack}: somebody has removed them. `qewqew verify` names them"))
+    for watched, held in holdings(found):
+        if held is not None and held.seconds is not None:
+            who = "another program" if held.pid is None else f"process {held.pid}"
+            waits = f" ({counted(held.waiters, 'other waits', 'others wait')})" if held.waiters else ""
+            has = f"{who}{waits} has had it open for {{}}"
+            bound(watched, has, timedelta(seconds=held.seconds), {CRITICAL: max_lock_age})
+    for room in file_systems(paths or ["."], found):
+        if room.free_bytes < min_free_bytes:
+            problems.append((CRITICAL, f"{room.directory}: {room.free_bytes:,} bytes are free, fewer than {min_free_bytes:,}"))
+        if room.free_inodes is not None and room.free_inodes < min_free_inodes:
+            problems.append((CRITICAL, f"{room.directory}: {room.free_inodes:,} inodes are free, fewer than {min_free_inodes:,}"))
+    if len(found) < expect:
+        there = counted(len(found), "queue or reader is", "queues and readers are") + " there"
+        problems.append((CRITICAL, f"{there}, fewer than {expect:,} (--expect): is the disk mounted?"))
     problems.sort(key=lambda problem: -_WORST.index(problem[0]))
     worst = problems[0][0] if problems else OK
     numbers = {
         "watched": len(found),
         "records": sum(watched.stats.records for watched in found if watched.stats),
-        "oldest": max((int(age(watched.stats.oldest).total_seconds()) for watched in found if watched.stats), default=0),
+        "oldest": max(
+            (int(age(watched.stats.oldest_unacknowledged).total_seconds()) for watched in found if watched.stats), default=0
+        ),
         "dead": sum(watched.stats.dead for watched in found if watched.stats),
     }
     if as_json:
@@ -125,18 +150,23 @@ def metrics(
 ) -> None:
     """Tell Prometheus what waits and what is leased, returned or dead, even while no DAG runs.
 
+    A path that is not there is said to have nothing; the exit code is 1 then.
+
     --output is for the textfile collector of node_exporter: name a file in the collector's directory that ends in .prom. Nothing
     is locked.
     """
     while True:
         began = time.monotonic()
-        text = exposition(watch(paths or ["."]))
+        said: list[str] = []
+        text = exposition(paths or ["."], said.append)
+        for line in said:
+            terminal.say(line)
         if output is None:
             terminal.write(text.encode())
         else:
             _replace(output, text.encode())
         if every is None:
-            return
+            raise typer.Exit(1 if said else 0)
         try:
             time.sleep(max(0.0, max(1.0, every.total_seconds()) - (time.monotonic() - began)))
         except KeyboardInterrupt:

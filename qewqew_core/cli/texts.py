@@ -25,6 +25,10 @@ def age(moment: datetime) -> str:
     return pendulum.instance(moment).diff_for_humans(absolute=True)
 
 
+def said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
 def short(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 

@@ -63,6 +63,21 @@ class Files(Directories):
             with self._opened(path, os.O_PATH | os.O_NOFOLLOW) as (fd,):
                 self._check_owner(fd, path)
 
+    def check_kind(self, path: str, is_directory: bool = False) -> os.stat_result | None:
+        """The same, wherever it is, and whether it is such a directory, else a regular file. Returns its status; None: there is
+        nothing.
+        """
+        try:
+            with self._opened(path, os.O_PATH | os.O_NOFOLLOW) as (fd,):
+                self._check_owner(fd, path)
+                status = os.fstat(fd)
+        except FileNotFoundError:
+            return None
+        if not (stat.S_ISDIR if is_directory else stat.S_ISREG)(status.st_mode):
+            number = errno.ENOTDIR if is_directory or not stat.S_ISDIR(status.st_mode) else errno.EISDIR
+            raise OSError(number, "not a directory" if is_directory else "not a regular file", path)
+        return status
+
     def _opened(self, path: str, flags: int) -> Descriptors:
         opened = Descriptors()
         self._at(path, open_into, opened, flags)

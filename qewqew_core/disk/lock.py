@@ -17,18 +17,20 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from qewqew_core.disk import waker
 from qewqew_core.disk.descriptors import Closes, Descriptors, NotCopied, close_all, close_each, has_open
 from qewqew_core.disk.files import DISK, Files, check_regular
 from qewqew_core.errors import BadPath, Locked
+from qewqew_core.limits import uptime_ms
 
 _T = TypeVar("_T")
 _HEADER = 2  # bytes
 _LINE = 1 << 62  # where in a file waiters stand in line: far behind everything that is written …
-_OWNERS = _LINE + (1 << 61)  # … and where the owner has the byte of its process id, behind them …
+_OWNERS = _LINE + (1 << 61)  # … and where the owner has the byte that says who it is and since when, behind them …
 _LEAD = _OWNERS + (1 << 60)  # … and the byte of the stage that leads others
+_PID_BITS, _LATEST = 32, (1 << 28) - 1  # eight years, in seconds: bytes before that of the leader
 _QUICK_LOOKS = 0.005  # seconds for which a waiter looks by itself: a call of a reader takes less time than waking a thread
 _LONGEST_PAUSE = 0.02  # seconds between two looks if the kernel does not wake us
 PATIENCE = 1.0  # seconds without moving forward
@@ -147,10 +149,24 @@ class HeaderLock(NotCopied):
             raise OSError(errno.ELOOP, "it leads to a file with other contents", path)
         self._identity = mine.st_dev, mine.st_ino
         if whole(self.fd) and self.is_still_at(path):
-            take(self.fd, _OWNERS + os.getpid(), 1)  # says who we are, see `holder`
+            since = min(uptime_ms() // 1000, _LATEST)
+            take(self.fd, _OWNERS + (since << _PID_BITS) + os.getpid(), 1)  # see `holding`
             return created
         close_all(self._descriptors)
         return None
+
+
+def _count(fd: int, at: int, end: int) -> int:
+    """How many locks others have on the bytes from ``at`` to ``end``. If there are several, the kernel names any of them, so this
+    may be too few, but never 0.
+    """
+    found = 0
+    while at < end and (taken := first_locked(fd, at, end - at)) is not None:
+        found += 1
+        if taken < at:  # a Java program has all of the file
+            break
+        at = taken + 1
+    return found
 
 
 class NotNeeded(Exception):
@@ -198,13 +214,8 @@ class _Line:
                 return
 
     def before(self) -> int:
-        """How many are before us. If there are several, the kernel names any of them, so this may be too few, but never 0."""
-        found, at = 0, _LINE
-        while self._fd is not None and at < self.place:
-            taken = first_locked(self._fd, at, self.place - at)
-            if taken is None:
-                break
-            found, at = found + 1, max(taken, at) + 1
+        """How many are before us; perhaps too few, but never 0 if there are any."""
+        found = 0 if self._fd is None else _count(self._fd, _LINE, self.place)
         if found < self._before:
             self.moved = time.monotonic()
         self._before = found
@@ -361,22 +372,34 @@ def _locked(path: str, timeout: float, what: str) -> Locked:
     )
 
 
-def holder(path: str) -> int | None:
-    """The process that has the header locked, if the system tells it. Never takes or drops a lock."""
+class Holding(NamedTuple):
+    """Who has a lock, as far as the system tells."""
+
+    pid: int | None
+    seconds: int | None  # for how long; None: a Java program, or another version of QewQew, has it
+    waiters: int  # at least
+
+
+def holding(path: str) -> Holding | None:
+    """Who has the header, or the lock file of a topic, locked; None if nobody has. Never takes or drops a lock."""
+    from qewqew_core.disk import ofd
+
     with contextlib.suppress(OSError), Descriptors([DISK.open_to_read(path, follow=True)]) as (fd,):
-        return _holder(fd)
+        if (found := ofd.lock_on(fd, 0, _LINE)) is None:
+            return None
+        _, pid = found
+        waiters = _count(fd, _LINE, _OWNERS)
+        if pid > 0:  # a POSIX lock, as a Java program takes
+            return Holding(pid, None, waiters)
+        # An OFD lock names no process. Our owners say theirs by another lock; in another container the number may be another's.
+        said = (first_locked(fd, _OWNERS, _LEAD - _OWNERS) or _OWNERS) - _OWNERS
+        since, pid = said >> _PID_BITS, said & ((1 << _PID_BITS) - 1)
+        held = max(0, uptime_ms() // 1000 - since) if since else None
+        return Holding(pid if pid and has_open(pid, fd) else None, held, waiters)
     return None
 
 
-def _holder(fd: int) -> int | None:
-    from qewqew_core.disk import ofd
-
-    found = ofd.lock_on(fd, 0, _LINE)
-    if found is None:
-        return None
-    _, pid = found
-    if pid > 0:  # a POSIX lock, as a Java program takes
-        return pid
-    # An OFD lock names no process. Our owners say theirs by another lock; in another container the number may be another's.
-    at = first_locked(fd, _OWNERS, _LEAD - _OWNERS)
-    return at - _OWNERS if at is not None and has_open(at - _OWNERS, fd) else None
+def holder(path: str) -> int | None:
+    """The process that has it locked, if the system tells that."""
+    found = holding(path)
+    return found and found.pid

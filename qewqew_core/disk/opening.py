@@ -11,11 +11,12 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 
 from qewqew_core.arguments import group_name, is_outsider, user_name
 from qewqew_core.disk.directories import FOR_GROUP, Foreign, has_access_list, is_for_group
-from qewqew_core.disk.files import DISK
+from qewqew_core.disk.files import DISK, Files
 from qewqew_core.disk.reserve import FULL
 from qewqew_core.errors import BadPath, Broken, DiskFull, OutOfResources, QewQewError
 
@@ -77,6 +78,17 @@ def refused(error: OSError, path: str, what: str, again: str = "try again") -> D
         return None
     refusal.errno = error.errno
     return refusal
+
+
+def check_kinds(files: Files, names: Iterable[tuple[str, bool]], what: str) -> None:
+    """Raise `BadPath` if something else is at one of these paths than a file of ours or, where that says True, a directory."""
+    for path, is_directory in names:
+        with opening(path, what):
+            try:
+                files.check_kind(path, is_directory)
+            except Foreign:  # or somebody of the group makes it just now, and it is not the group's yet
+                time.sleep(0.01)
+                files.check_kind(path, is_directory)
 
 
 def moved(path: str, what: str) -> Broken:

@@ -11,12 +11,12 @@ from typing import NamedTuple, TypeVar
 from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.batch.batch_state import BatchState
-from qewqew_core.batch.stats import QueueStats, of_batches
+from qewqew_core.batch.stats import QueueStats, earliest, of_batches
 from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.files import SMALL, Files, look_into, read_whole
 from qewqew_core.disk.journal import Body
 from qewqew_core.disk.looking import look_again
-from qewqew_core.disk.opening import opening
+from qewqew_core.disk.opening import check_kinds, opening
 from qewqew_core.errors import Corrupt, RecordsTaken
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
@@ -50,6 +50,7 @@ def inspect_state(path: str | os.PathLike[str]) -> tuple[QueueStats, State]:
         state, _ = _look(full)
         files = _files_beside(full)
         with files.entered():
+            check_kinds(files, paths.names_of(full), "queue")
             stats = stats_of(files, full, state)
             if stats.missing:  # or the batch was just ended
                 gone = without_files(files, full, state) & without_files(files, full, _look(full)[0])
@@ -247,13 +248,23 @@ def _changed_since(files: Files, path: str, generation: int, end: int) -> bool:
 
 def stats_of(files: Files, path: str, state: State) -> QueueStats:
     chunks = [chunk_state for chunk_state in state.chain.values() if chunk_state.records]
-    oldest = chunks[0].oldest() if chunks else None
     clock = state.clock.now(files.boot())
+
+    def put(chunks: list[Chunk]) -> int | None:
+        if not chunks or not chunks[0].pieces:
+            return None
+        oldest = chunks[0].oldest()
+        return clock.shown(oldest.time, oldest.elapsed)
+
     return QueueStats(
         records=state.records,
         bytes=state.bytes,
         chunks=len(chunks),
-        oldest=arguments.moment(clock.shown(oldest.time, oldest.elapsed)) if oldest else None,
+        oldest=earliest(put(chunks)),
+        oldest_unacknowledged=earliest(
+            put(chunks),
+            *(put(batch.chunks) or clock.shown(batch.created, batch.since) for batch in state.batches.values()),
+        ),
         on_disk=_on_disk(files, path, state),
         missing=len(without_files(files, path, state)),
         **of_batches([state], files.boot()),
@@ -273,10 +284,11 @@ def without_files(files: Files, path: str, state: State) -> set[str]:
 
 
 def _on_disk(files: Files, path: str, state: State) -> int:
-    found = [path, path + paths.LOG, *(chunk.chunk_path(path, chunk_id) for chunk_id in state.chain)]
     total = state.history.on_disk
-    for file in found:
-        with contextlib.suppress(FileNotFoundError):
-            files.check_ours(file)
-            total += files.status(file).st_blocks * 512
+    with contextlib.suppress(FileNotFoundError):
+        files.check_ours(path)  # which may be a link
+        total += files.status(path).st_blocks * 512
+    for file in (path + paths.LOG, *(chunk.chunk_path(path, chunk_id) for chunk_id in state.chain)):
+        status = files.check_kind(file)
+        total += 0 if status is None else status.st_blocks * 512
     return total + sum(places.on_disk(files, places.directory_of(path, batch)) for batch in state.batches.values())

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 
 from qewqew_core import arguments
 from qewqew_core.batch import names
@@ -23,7 +24,14 @@ from qewqew_core.disk.files import DISK
 from qewqew_core.disk.opening import opening
 from qewqew_core.errors import BadPath
 
-__all__ = ["LEASE", "LOG", "NEW_LOG", "SPILL", "STAGED", "STAMP", "check_path", "chunk_ids"]
+__all__ = ["LEASE", "LOG", "NEW_LOG", "SPILL", "STAGED", "STAMP", "check_path", "chunk_ids", "names_of"]
+
+
+def names_of(path: str) -> Iterator[tuple[str, bool]]:
+    """The paths of a queue's files and directories beside its header and chunks, and whether each is a directory."""
+    for suffixes, is_directory in ((names.FILES, False), (names.DIRECTORIES, True)):
+        for suffix in suffixes:
+            yield path + suffix, is_directory
 
 
 def check_path(path: str | os.PathLike[str]) -> str:

@@ -10,6 +10,7 @@ from qewqew_core.batch.reports import Report
 from qewqew_core.batch.segments import read_batch
 from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.files import Files, read_whole
+from qewqew_core.disk.opening import check_kinds
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
@@ -35,6 +36,9 @@ def verify(files: Files, path: str, state: State, progress: Callable[[int, int],
         if progress is not None:
             progress(report.bytes + 2 * report.records, total)
 
+    for name in paths.names_of(path):
+        with report.noting():
+            check_kinds(files, [name], "queue")
     log_path = path + paths.LOG
     with report.noting():
         logs.replay(read_whole(files, log_path), log_path)

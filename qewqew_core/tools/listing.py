@@ -13,6 +13,7 @@ from qewqew_core.batch import manifest, names, places
 from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.files import DISK
 from qewqew_core.disk.opening import opening
+from qewqew_core.errors import QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.queue import log as logs
 from qewqew_core.queue import paths, stamp
@@ -51,14 +52,15 @@ class Listing:
 
     queues: list[str] = field(default_factory=list)
     topics: list[str] = field(default_factory=list)
+    unreadable: dict[str, QewQewError] = field(default_factory=dict)  # directories below, in which there may be more
     complete: bool = True  # False: there may be more, see `find`
 
 
 def find(directory: str, most: int = 1000) -> Listing:
     """The queues and topics in a directory and below, those in the directory itself first. Links are not followed.
 
-    Finds at most this many, and looks into at most this many directories. It leaves out what it cannot read below the directory,
-    and raises `BadPath` if it cannot read the directory itself.
+    Finds at most this many, and looks into at most this many directories. Raises `BadPath` if it cannot read the directory
+    itself.
     """
     found = Listing()
     ahead, seen = deque([""]), 0
@@ -70,9 +72,13 @@ def find(directory: str, most: int = 1000) -> Listing:
             queues = queues_in(here)
             with opening(here, "directory"):
                 below = sorted(entry.name for entry in os.scandir(here) if entry.is_dir(follow_symlinks=False))
-        except OSError:
+        except FileNotFoundError:
+            continue  # it was removed since
+        except QewQewError as error:
             if not prefix:
                 raise
+            if not _is_of_the_system(here):
+                found.unreadable[prefix.removesuffix("/")] = error
             continue
         own = {queue + suffix for queue in queues for suffix in names.DIRECTORIES}
         found.queues += [prefix + name for name in queues]
@@ -86,6 +92,11 @@ def find(directory: str, most: int = 1000) -> Listing:
             break
     del found.queues[most:], found.topics[max(0, most - len(found.queues)) :]
     return found
+
+
+def _is_of_the_system(directory: str) -> bool:
+    """Whether it is what each file system has at its top for its own repair, which root alone may read."""
+    return os.path.basename(directory.rstrip("/")) == "lost+found" and DISK.status(directory, follow=False).st_uid == 0
 
 
 def queues_in(directory: str) -> list[str]:
@@ -110,19 +121,20 @@ def _is_queue(directory: str, name: str, names: set[str]) -> bool:
     path = os.path.join(directory, name)
     if {name + paths.LOG, name + paths.STAMP} <= names and not os.access(path + paths.LOG, os.R_OK):
         return True
-    with contextlib.suppress(OSError):  # what vanishes, or may not be read
-        if name in names:
-            status = os.stat(path)
-            if not stat.S_ISREG(status.st_mode):
-                return False
-            if status.st_size == chunk.FIRST.size and (name + paths.LOG in names or paths.chunk_ids(path, list(names))):
+    with contextlib.suppress(OSError):  # what vanishes, or may not be read: the other files may tell
+        is_header = name in names and (status := os.stat(path)).st_size == chunk.FIRST.size and stat.S_ISREG(status.st_mode)
+        if is_header and (name + paths.LOG in names or paths.chunk_ids(path, list(names))):
+            return True
+    for suffix, magic in ((paths.LOG, logs.MAGIC), (paths.STAMP, stamp.MAGIC)):
+        if name + suffix in names:
+            with contextlib.suppress(OSError), Descriptors([DISK.open_to_read(path + suffix)]) as (fd,):
+                if DISK.read(fd, len(magic), 0) == magic:
+                    return True
+    for home in sorted(names & {name + places.BATCHES, name + places.DEAD}):
+        with contextlib.suppress(OSError):
+            home = os.path.join(directory, home)
+            if DISK.is_directory(home) and any(
+                os.path.exists(os.path.join(home, batch, manifest.MANIFEST)) for batch in os.listdir(home)
+            ):
                 return True
-        for suffix, magic in ((paths.LOG, logs.MAGIC), (paths.STAMP, stamp.MAGIC)):
-            if name + suffix in names:
-                with Descriptors([DISK.open_to_read(path + suffix)]) as (fd,):
-                    if DISK.read(fd, len(magic), 0) == magic:
-                        return True
-        homes = [os.path.join(directory, home) for home in names & {name + places.BATCHES, name + places.DEAD}]
-        homes = [*filter(DISK.is_directory, homes)]
-        return any(os.path.exists(os.path.join(home, batch, manifest.MANIFEST)) for home in homes for batch in os.listdir(home))
     return False

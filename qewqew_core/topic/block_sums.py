@@ -21,13 +21,18 @@ from qewqew_core.topic.topic_paths import data_of, log_of
 from qewqew_core.topic.view import SCAN, View
 
 
+def path_of(directory: str, base: int) -> str:
+    """The file with the checksums of a full block."""
+    return os.path.join(data_of(directory), topic_log.sums_name(base))
+
+
 def pieces_of(files: Files, directory: str, base: int) -> list[IndexEntry]:
     """The known checksums of a block, the last one for its end; [] if a zbus server wrote all of it."""
     return look_again(lambda: _pieces_of(files, directory, base))
 
 
 def _pieces_of(files: Files, directory: str, base: int) -> list[IndexEntry]:
-    log, sums = log_of(directory), os.path.join(data_of(directory), topic_log.sums_name(base))
+    log, sums = log_of(directory), path_of(directory, base)
     for _ in range(2):  # they may be stored between the look at the one file and that at the other
         with contextlib.suppress(FileNotFoundError):
             return topic_log.unpack_sums(read_whole(files, sums), sums)

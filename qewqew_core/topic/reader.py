@@ -37,7 +37,7 @@ from qewqew_core.topic.header import HasHeader
 from qewqew_core.topic.open_topic import OpenTopic
 from qewqew_core.topic.participant import Participant
 from qewqew_core.topic.reader_batches import ReaderBatches
-from qewqew_core.topic.reader_inspection import add_naks, check_rdx, missing_rdx, place_of_rdx, stats_of
+from qewqew_core.topic.reader_inspection import add_naks, check_rdx, missing_rdx, not_temporary, place_of_rdx, stats_of
 from qewqew_core.topic.reader_state import Lose, Move, Range, ReaderState
 from qewqew_core.topic.seeking import check_start, first_place, place_of
 from qewqew_core.topic.shared_log import Consumer, SharedLog
@@ -107,8 +107,8 @@ class Reader(HasBatches, HasHeader, Closes):
                     self._shared.room.make()
                 if chosen is not None and chosen.text != self._engine.state.filter:
                     self.set_filter(chosen.text)
-                if temporary and not self._is_temporary():
-                    self._shared.patch_rdx(*zbus.mask_patch(self._shared.common().mask | zbus.DELETE_ON_EXIT))
+                if temporary and not (self._engine.state.temporary and self._is_temporary()):
+                    self._set_mask(self._shared.common().mask | zbus.DELETE_ON_EXIT)
             _open_readers.add(self)
         except BaseException:
             self._engine.closed_reason = Closed("the reader was never opened")
@@ -161,7 +161,7 @@ class Reader(HasBatches, HasHeader, Closes):
             raise missing_rdx(self.path)
         place, text = first_place(self._view, start), None if chosen is None else chosen.text
         self._shared.room.make()
-        self._shared.begin(ReaderState(pending=[Range(place, None)], filter=text))
+        self._shared.begin(ReaderState(pending=[Range(place, None)], filter=text, temporary=temporary))
         reader_files.make_rdx(self._files, self.path, place, text, zbus.DELETE_ON_EXIT if temporary else 0)
         self._shared.roll_forward()  # of a reader that was deleted, batches may be there
 
@@ -169,7 +169,7 @@ class Reader(HasBatches, HasHeader, Closes):
         """What a zbus server has made of the .rdx is believed; batches and keys are those of the log."""
         self._files.sync(self._shared.rdx_fd)
         place = place_of_rdx(self._view, block, offset, self.path)
-        state = ReaderState(pending=[Range(place, None)], filter=text, passed=(block, offset))
+        state = ReaderState(pending=[Range(place, None)], filter=text, passed=(block, offset), temporary=self._is_temporary())
         if self._engine.has_log:
             before = self._engine.state
             state.batches, state.history, state.last_lease = before.batches, before.history, before.last_lease
@@ -345,7 +345,21 @@ class Reader(HasBatches, HasHeader, Closes):
         """Keep a temporary reader when its last consumer has gone. Durable."""
         with self._engine.exclusive():
             if self._is_temporary():
-                self._shared.patch_rdx(*zbus.mask_patch(self._shared.common().mask & ~zbus.DELETE_ON_EXIT))
+                self._set_mask(self._shared.common().mask & ~zbus.DELETE_ON_EXIT)
+
+    def set_mask(self, mask: int) -> None:
+        """As of a topic. With `zbus.DELETE_ON_EXIT` the reader is temporary: it is deleted with its last consumer."""
+        with self._engine.exclusive():
+            self._set_mask(mask)
+
+    def _set_mask(self, mask: int) -> None:
+        """Log and .rdx must both say that the reader is temporary: who is killed in between leaves one that stays."""
+        at, data = zbus.mask_patch(mask)
+        if temporary := bool(mask & zbus.DELETE_ON_EXIT):
+            self._shared.set_temporary(temporary)
+        self._shared.patch_rdx(at, data)
+        if not temporary:
+            self._shared.set_temporary(temporary)
 
     def _is_temporary(self) -> bool:
         return bool(self._shared.common().mask & zbus.DELETE_ON_EXIT)
@@ -415,10 +429,13 @@ class Reader(HasBatches, HasHeader, Closes):
         if self._consumer.mine:
             self._deliveries.requeue(self._deliveries.check_mine(()))
         if self._shared.leave_for_good():
-            if self._is_temporary():
+            is_temporary = self._is_temporary()
+            if is_temporary and self._engine.state.temporary:
                 reader_files.delete(self._files, self.topic.path, self.name)
-            else:
-                self._shared.checkpoint()
+                return
+            if is_temporary:
+                _logger.warning("%s", not_temporary(self.path))
+            self._shared.checkpoint()
 
     def _release(self) -> None:
         """Called again after an interrupt, it does what is left."""

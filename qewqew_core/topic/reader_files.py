@@ -18,13 +18,13 @@ from qewqew_core.batch.manifest import Manifest
 from qewqew_core.disk import lock
 from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.files import SMALL, Files, check_regular, check_size, read_whole, remove_if_there, write_new
-from qewqew_core.disk.opening import opening
+from qewqew_core.disk.opening import check_kinds, opening
 from qewqew_core.errors import BadPath, Broken, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.limits import now_ms
 from qewqew_core.topic import witness
 from qewqew_core.topic.reader_state import ReaderState
-from qewqew_core.topic.topic_paths import LOCK, LOG, rdx_of, stem_of
+from qewqew_core.topic.topic_paths import LOCK, LOG, names_of_reader, rdx_of, stem_of
 from qewqew_core.topic.view import Position
 
 _logger = logging.getLogger(__name__)
@@ -65,8 +65,15 @@ def is_in_use(files: Files, stem: str) -> bool:
 
 
 def stranger(files: Files, directory: str, name: str, log: bool = True) -> BadPath | Corrupt | None:
-    """What is wrong if others have put something in the place of the .rdx, or of the ``log``, which a reader does not have."""
+    """What is wrong if others have put something in the place of the .rdx or, with ``log``, of any other file or directory of the
+    reader.
+    """
     rdx = rdx_of(directory, name)
+    if log:
+        try:
+            check_kinds(files, names_of_reader(directory, name), "reader")
+        except BadPath as error:
+            return error
     for path in (rdx, *([stem_of(directory, name) + LOG] if log else [])):
         try:
             with opening(path, "reader"), contextlib.suppress(FileNotFoundError), Descriptors() as fds:
@@ -86,11 +93,12 @@ def passing_foreign(files: Files, directory: str, name: str, log: bool = True) -
     except (OSError, Corrupt):
         if (strange := stranger(files, directory, name, log)) is None:
             raise
-        _name_once(str(strange))
+        name_once(str(strange))
 
 
 @functools.lru_cache(1000)
-def _name_once(said: str) -> None:
+def name_once(said: str) -> None:
+    """Name in the log what is wrong."""
     _logger.warning("%s", said)
 
 

@@ -6,8 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from qewqew_core import arguments
-from qewqew_core.batch.stats import QueueStats, of_batches
+from qewqew_core.batch.stats import QueueStats, earliest, of_batches
 from qewqew_core.disk import journal
 from qewqew_core.disk.directories import Foreign
 from qewqew_core.disk.files import SMALL, Files, list_if_there, read_whole
@@ -49,12 +48,14 @@ def look(files: Files, directory: str, name: str, rdx: tuple[int, int] | None = 
 
 
 def was_closed(files: Files, directory: str, name: str) -> bool:
-    """Whether its log ends with a checkpoint, which its last consumer wrote, or there is none: a server has it. Takes the same
-    time for any log.
+    """Whether its log ends with a checkpoint, which its last consumer wrote, or there never was one: a server has it. Takes the
+    same time for any log.
     """
-    with contextlib.suppress(FileNotFoundError):
-        return journal.ends_with(files, stem_of(directory, name) + LOG, reader_log.CHECKPOINT)
-    return True
+    log = stem_of(directory, name) + LOG
+    try:
+        return journal.ends_with(files, log, reader_log.CHECKPOINT)
+    except FileNotFoundError:
+        return not witness.is_beside(files, log)
 
 
 def is_beyond(files: Files, directory: str, state: ReaderState) -> bool:
@@ -118,6 +119,22 @@ def short_rdx(path: str) -> Corrupt:
         "`qewqew repair` (repair_topic) write it again from the reader's log, without mask, creator and extensions",
         path=path,
         offset=0,
+    )
+
+
+def check_temporary(files: Files, directory: str, name: str) -> None:
+    """Raise `Corrupt` if the log of a reader whose .rdx says that it is temporary does not say so."""
+    state = look(files, directory, name)
+    if state is not None and not state.temporary:
+        raise not_temporary(rdx_of(directory, name))
+
+
+def not_temporary(path: str) -> Corrupt:
+    return Corrupt(
+        "the file says that the reader is temporary, and its log says that it is not: it was not deleted. To keep it, call "
+        "Reader.keep(); to delete it, delete_reader (`qewqew readers delete`)",
+        path=path,
+        offset=zbus.mask_patch(0)[0],
     )
 
 
@@ -229,17 +246,20 @@ def waiting(state: ReaderState, view: View, most: int, cut: int) -> Iterator[Str
 def stats_of(files: Files, state: ReaderState, view: View, stem: str) -> QueueStats:
     """Counts of what waits in a reader."""
     chosen = Filter(state.filter)
-    latest = view.latest()
+    clock, latest = state.clock.now(files.boot()), view.latest()
     records = size = 0
-    oldest = None
-    places = [Range(flight.at, None) for flight in state.in_flight.values()] + state.pending
-    for start, stop in sorted(places, key=lambda part: part.start):
-        if oldest is None:
+
+    def put(places: list[Range]) -> int | None:
+        """When the first of the messages there was appended."""
+        for start, stop in sorted(places, key=lambda part: part.start):
             first = None
             with contextlib.suppress(Corrupt):  # its reader is told
                 first = next((stretch for stretch in view.stretches(start, stop, chosen, most=1, cut=0) if stretch.places), None)
             if first is not None and (timestamp := first.messages()[0].timestamp) is not None:
-                oldest = waits_since(view, files, first.block, first.places[0], timestamp)
+                return waits_since(view, files, first.block, first.places[0], timestamp)
+        return None
+
+    oldest = put([Range(flight.at, None) for flight in state.in_flight.values()] + state.pending)
     for flight in state.in_flight.values():
         for stretch in view.stretches(flight.at, most=1, cut=0):  # none, if it was removed
             records, size = records + 1, size + stretch.size
@@ -257,7 +277,14 @@ def stats_of(files: Files, state: ReaderState, view: View, stem: str) -> QueueSt
         records=records,
         bytes=size,
         chunks=len(blocks) if records else 0,
-        oldest=None if oldest is None or not records else arguments.moment(oldest),
+        oldest=earliest(oldest if records else None),
+        oldest_unacknowledged=earliest(
+            oldest if records else None,
+            *(
+                put(state.ranges.get(batch.id, [])) or clock.shown(batch.created, batch.since)  # if the messages were removed
+                for batch in state.batches.values()
+            ),
+        ),
         on_disk=sum(view.entry(block).end for block in blocks) if records else 0,
         missing=len(without_files(files, stem, state)),
         **of_batches([state], files.boot()),

@@ -156,6 +156,7 @@ def snapshot(state: ReaderState, generation: int) -> bytes:
         "ranges": state.ranges,
         "expired_keys": [[key.hex(), *value] for key, value in state.expired_keys.items()],
         "passed": state.passed,
+        **({"temporary": True} if state.temporary else {}),
         "clocks": [[each.run.decode(), *each[1:5]] for each in state.clock.each()],
     }
     return journal.head(MAGIC, generation) + journal.frame(SNAPSHOT, json.dumps(body).encode(), generation)
@@ -173,6 +174,7 @@ def _load(body: bytes) -> ReaderState:
         last_lease=data["last_lease"],
         expired_keys={bytes.fromhex(key): (time, number) for key, time, number in data["expired_keys"]},
         passed=_pair(data["passed"]),
+        temporary=data.get("temporary", False) is True,
         clock=reduce(Clock.then, (clocks.checked(run.encode(), *numbers) for run, *numbers in data["clocks"]), NO_CLOCK),
     )
     state.history.blocks.extend(map(_block, data["history"]))

@@ -131,6 +131,7 @@ class ReaderState(LeaseState):
     passed: tuple[int, int] = (0, 0)  # before the reader was moved back, since the checkpoint: its furthest `committed_position`
     # The block of its `committed_position` at the checkpoint or in the snapshot, when the .rdx on disk said the same.
     began: int = 0
+    temporary: bool = False  # whether the reader is to end with its last consumer; its .rdx must say so, too
 
     def __post_init__(self) -> None:
         self.prepared = {flight.session for flight in self.in_flight.values() if flight.session is not None}

@@ -297,6 +297,12 @@ class SharedLog(Gate):
             self._tell_durable()
             places.remove_expired(self._files, self._stem, self._name, expired)
 
+    def set_temporary(self, temporary: bool) -> None:
+        """Have the log say whether the reader ends with its last consumer. The .rdx alone, which has no checksum, ends none."""
+        if self.engine.state.temporary != temporary:
+            self.engine.state.temporary = temporary
+            self.rotate()
+
     def _checkpoint(self) -> None:
         self.engine.log.sync(self.engine.log.position, refuse=False)
         self.tell_all()

@@ -43,6 +43,7 @@ from qewqew_core.topic import (
 from qewqew_core.topic.header import HasHeader
 from qewqew_core.topic.outgoing import Outgoing
 from qewqew_core.topic.reader import Reader
+from qewqew_core.topic.temporary import remove_temporary
 from qewqew_core.topic.topic_inspection import TopicStats, all_readers, names_of_readers, stats_of
 from qewqew_core.topic.topic_session import TopicSession
 from qewqew_core.topic.topic_state import PutKey
@@ -170,7 +171,7 @@ class Topic(HasHeader, Closes):
             if self._writer is None:
                 with opening(self.path, "topic"):
                     self._writer = self._open_writer(self.lock_timeout)
-                    self._remove_temporary()
+                    remove_temporary(self)
             return self._writer
 
     @property
@@ -184,34 +185,46 @@ class Topic(HasHeader, Closes):
                 with contextlib.suppress(Locked):
                     self._open_writer(0).close()
 
-    def _recover_readers(self, committed: set[str], dialect: str, closed: bool) -> None:
-        """Recovery, with the lock of the writer: sessions that died while they committed, and readers whose consumers died."""
+    def _recover_readers(self, committed: set[str], dialect: str, closed: bool) -> set[str]:
+        """Recovery, with the lock of the writer: sessions that died while they committed, and readers whose consumers died.
+        Returns readers that cannot be read, so that nobody knows whether they have noted what was committed.
+        """
         # Who was killed while it deleted a reader may not have done it: a power cut must not bring it back.
         # And a commit must not be forgotten as long as such a reader may come back that was part of it.
         if self._opening or committed:
             self.files.sync_directory(os.path.join(self.path, "reader"))
         reader_files.remove_leftovers(self.files, self.path)
         reader_files.remove_spilled(self.files, self.path)
+        unread = set(reader_inspection.without_rdx(self.files, self.path)) if committed else set()
         for name in names_of_readers(self.files, self.path):
-            state = None
+            state, is_read = None, False
             with reader_files.passing_foreign(self.files, self.path, name), contextlib.suppress(Corrupt):  # its reader is told
                 if not closed or not reader_inspection.was_closed(self.files, self.path, name):
                     state = reader_inspection.look(self.files, self.path, name)
+                is_read = True
+            if not is_read:
+                unread.add(name)
             if state is None:
                 continue
             self.dialect = dialect  # which a topic that is just being opened does not know yet
             undecided = any(flight.session for flight in state.in_flight.values())
             if undecided or reader_inspection.is_beyond(self.files, self.path, state):
-                with self.reader(name) as reader:
-                    reader.participant.resolve_all(committed)
+                try:
+                    with self.reader(name) as reader:
+                        reader.participant.resolve_all(committed)
+                except (BadPath, Corrupt) as error:  # it keeps nobody from appending
+                    reader_files.name_once(str(error))
+                    unread.add(name)
             elif not state.clean:
                 self._leave_to_a_server(name)
+        return unread
 
     def _leave_to_a_server(self, name: str) -> None:
         """If all consumers of a reader have died, let its .rdx say what its log says, as the last of them would have done. A
         temporary one would be deleted: that is for the next one who appends.
         """
-        if not reader_files.is_in_use(self.files, topic_paths.stem_of(self.path, name)) and not self._is_temporary(name):
+        stem = topic_paths.stem_of(self.path, name)
+        if not reader_files.is_in_use(self.files, stem) and not reader_files.is_temporary(self.files, self.path, name):
             with contextlib.suppress(QewQewError):  # who opens the reader is told
                 self.reader(name).close()
 
@@ -419,7 +432,7 @@ class Topic(HasHeader, Closes):
         with self._lock:
             with writer.engine.exclusive():
                 writer.check_place()
-            self._remove_temporary()
+            remove_temporary(self)
             with self._look() as view:
                 blocks, messages = retention.removable(self.files, view, self, writer.age)
             if blocks:
@@ -435,19 +448,6 @@ class Topic(HasHeader, Closes):
                 raise
             except QewQewError as error:
                 _logger.warning("old messages could not be removed: %s", error)
-
-    def _remove_temporary(self) -> None:
-        """Temporary readers whose consumers have died must not hold blocks back forever."""
-        for name in names_of_readers(self.files, self.path):
-            if self._is_temporary(name):
-                # Closing deletes it if nobody else has it. Its consumer may just have done so: then this one is not to stay.
-                try:
-                    self.reader(name, temporary=True).close()
-                except (BadPath, Corrupt) as error:  # it is told to who opens it, and keeps nobody from appending
-                    _logger.warning("reader %s, which says that it is temporary, could not be removed: %s", name, error)
-
-    def _is_temporary(self, name: str) -> bool:
-        return reader_files.is_temporary(self.files, self.path, name)
 
     # The end
 

@@ -11,10 +11,10 @@ from qewqew_core import arguments
 from qewqew_core.batch.stats import QueueStats
 from qewqew_core.disk.files import Files, list_if_there, look_into
 from qewqew_core.disk.looking import look_again
-from qewqew_core.disk.opening import opening
-from qewqew_core.errors import Corrupt
+from qewqew_core.disk.opening import check_kinds, opening
+from qewqew_core.errors import Corrupt, QewQewError
 from qewqew_core.formats.zbus import HEAD
-from qewqew_core.topic import reader_files, reader_inspection, topic_paths
+from qewqew_core.topic import block_sums, reader_files, reader_inspection, topic_paths
 from qewqew_core.topic.block_sums import waits_since
 from qewqew_core.topic.reader_state import Range, ReaderState
 from qewqew_core.topic.view import View
@@ -36,6 +36,7 @@ class TopicStats:
     newest: pendulum.DateTime | None  # when the last message was appended
     readers: dict[str, int]  # how many messages lie behind what each has committed
     on_disk: int  # bytes of the files of blocks and index
+    strange: dict[str, QewQewError]  # readers that cannot be read: something else is in the place of one of their files
 
 
 def inspect_topic(path: str | os.PathLike[str]) -> tuple[TopicStats, dict[str, ReaderState]]:
@@ -47,6 +48,7 @@ def inspect_topic(path: str | os.PathLike[str]) -> tuple[TopicStats, dict[str, R
 
     def look() -> tuple[TopicStats, dict[str, ReaderState]]:
         files = look_into(directory, directory)
+        check_kinds(files, topic_paths.names_of(directory, list_if_there(files, os.path.join(directory, "state"))), "topic")
         with closing(View.of(files, directory)) as view:
             return stats_of(files, view)
 
@@ -55,7 +57,7 @@ def inspect_topic(path: str | os.PathLike[str]) -> tuple[TopicStats, dict[str, R
 
 
 def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderState]]:
-    """Counts and sizes, and the readers by name, without what others have put in the place of one."""
+    """Counts and sizes, and the readers by name, and what is wrong with those that others have replaced."""
     for _ in range(20):  # until the writer does not change it in between
         index = view.index()
         entries = view.entries(index)
@@ -66,20 +68,20 @@ def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderStat
         if view.index() == index:
             break
     count = index.number - oldest.number
-    readers = {}
-    for name in names_of_readers(files, view.directory):
-        with reader_files.passing_foreign(files, view.directory, name):
-            state = reader_inspection.effective_state(files, view, name)
-            if state is not None:  # else it was deleted since
-                readers[name] = state
+    readers: dict[str, ReaderState] = {}
+    strange: dict[str, QewQewError] = {}
+    for name in names_in_use(files, view.directory):
+        if (error := reader_files.stranger(files, view.directory, name)) is not None:
+            strange[name] = error
+            reader_files.name_once(str(error))
+        elif (state := reader_inspection.effective_state(files, view, name)) is not None:  # else it was deleted since
+            readers[name] = state
     committed = {name: state.committed_position() for name, state in readers.items()}
     on_disk = files.status(view.path).st_blocks * 512
     for entry in entries:
-        try:
-            files.check_ours(view.block_path(entry.base))
-            on_disk += files.status(view.block_path(entry.base)).st_blocks * 512
-        except FileNotFoundError:
-            continue
+        files.check_kind(block_sums.path_of(view.directory, entry.base))
+        block = files.check_kind(view.block_path(entry.base))
+        on_disk += 0 if block is None else block.st_blocks * 512
     stats = TopicStats(
         messages=count,
         bytes=sum(entry.end for entry in entries) - HEAD * count,
@@ -93,22 +95,34 @@ def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderStat
             for name, position in committed.items()
         },
         on_disk=on_disk,
+        strange=strange,
     )
     return stats, readers
 
 
 def readers_of(path: str | os.PathLike[str]) -> list[str]:
     """The names of a topic's readers, also of those that cannot be read, as `inspect_reader` says. Raises as `inspect_topic`."""
-    inspect_topic(path)
+    strange = inspect_topic(path)[0].strange
     directory = topic_paths.check_topic_path(path)
     with opening(directory, "topic"):
-        return all_readers(look_into(directory, directory), directory)
+        return sorted({*all_readers(look_into(directory, directory), directory), *strange})
 
 
 def names_of_readers(files: Files, directory: str) -> list[str]:
     """The readers that have an .rdx."""
     names = list_if_there(files, os.path.join(directory, "reader"))
     return sorted(name.removesuffix(".rdx") for name in names if name.endswith(".rdx"))
+
+
+def names_in_use(files: Files, directory: str) -> set[str]:
+    """All names that files and directories in reader/ and state/ give to readers, whether or not there is such a reader."""
+    return {
+        name.removesuffix(suffix)
+        for home, suffixes in topic_paths.OF_READER.items()
+        for name in list_if_there(files, os.path.join(directory, home))
+        for suffix in suffixes
+        if name.endswith(suffix)
+    }
 
 
 def all_readers(files: Files, directory: str) -> list[str]:
@@ -132,6 +146,8 @@ def _inspect_reader(directory: str, name: str) -> QueueStats:
     files = look_into(directory, directory)
     if not files.exists(topic_paths.index_of(directory)):
         return QueueStats(0, 0, 0, None, 0, 0, 0, 0)
+    if (error := reader_files.stranger(files, directory, name)) is not None:
+        raise error
     with closing(View.of(files, directory)) as view:
         state = reader_inspection.effective_state(files, view, name)
         if state is None:

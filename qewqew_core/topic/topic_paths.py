@@ -14,9 +14,10 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Iterable, Iterator
 
 from qewqew_core import arguments
-from qewqew_core.batch import names
+from qewqew_core.batch import names, places
 from qewqew_core.disk.directories import is_being_made, led_to
 from qewqew_core.disk.files import DISK
 from qewqew_core.disk.opening import opening
@@ -28,6 +29,14 @@ from qewqew_core.secrecy import excerpt
 LOG = ".wal"  # of logs: a name that no cleaner and no rotation of logs matches
 LOCK = ".lock"
 DIRECTORIES = "data", "reader", "state"
+# What the names of a topic's files and directories end with, and whether it is a directory: behind its own name, in its
+# directory; in state/; and behind the name of a reader, in reader/ and state/
+OWN = {".idx": False, ".idx.tmp": False, LOG: False, LOG + ".tmp": False, LOCK: False, RESERVE: True}
+IN_STATE = {".spill": False, places.DAMAGED: True}
+OF_READER = {
+    "reader": {".rdx": False, ".rdx.tmp": False, ".nak": False},
+    "state": {LOG: False, LOG + ".tmp": False, LOCK: False, places.BATCHES: True, places.DEAD: True},
+}
 
 
 def check_topic_path(path: str | os.PathLike[str]) -> str:
@@ -100,6 +109,25 @@ def stem_of(directory: str, reader: str) -> str:
     return os.path.join(directory, "state", reader)
 
 
+def names_of(directory: str, in_state: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """The paths of a topic's own files and directories, and whether each is a directory. ``in_state``: the names in state/."""
+    for name in DIRECTORIES:
+        yield os.path.join(directory, name), True
+    for suffix, is_directory in OWN.items():
+        yield _own(directory, suffix), is_directory
+    for name in in_state:
+        for suffix, is_directory in IN_STATE.items():
+            if name.endswith(suffix):
+                yield os.path.join(directory, "state", name), is_directory
+
+
+def names_of_reader(directory: str, reader: str) -> Iterator[tuple[str, bool]]:
+    """The same of a reader."""
+    for home, suffixes in OF_READER.items():
+        for suffix, is_directory in suffixes.items():
+            yield os.path.join(directory, home, reader + suffix), is_directory
+
+
 def batch_name(directory: str, reader: str) -> str:
     """What ids of a reader's batches are made of; see `places.batch_id`."""
     return f"{os.path.basename(directory)}-{reader}"
@@ -118,7 +146,7 @@ def is_topic(directory: str) -> bool:
 
 def _others(directory: str) -> set[str]:
     """The names in a directory that are not those of a topic: one that is being made, or damaged, may have no index."""
-    own = (os.path.basename(directory) + suffix for suffix in (LOCK, LOG, LOG + ".tmp", ".idx", ".idx.tmp", RESERVE))
+    own = (os.path.basename(directory) + suffix for suffix in OWN)
     return set(DISK.list(directory)) - {*DIRECTORIES, *own}
 
 

@@ -43,12 +43,13 @@ from qewqew_core.topic.topic_state import Block, Redo, TopicState
 from qewqew_core.topic.view import View
 
 _logger = logging.getLogger(__name__)
+# Is told which sessions were committed, the dialect, and whether the topic was closed; returns which readers it could not tell
+Resolving = Callable[[set[str], str, bool], set[str]]
 
 
-def recover(blocks: Blocks, dialect: str | None, resolve: Callable[[set[str], str, bool], None]) -> tuple[Journal, TopicState]:
-    """The steps, after which the topic can be appended to. ``dialect``: what the caller wants, if anything; ``resolve`` is told
-    which sessions were committed, the dialect, and whether the topic was closed. Raises `Corrupt` and `BadArgument` before
-    anything is changed, and errors of the system.
+def recover(blocks: Blocks, dialect: str | None, resolve: Resolving) -> tuple[Journal, TopicState]:
+    """The steps, after which the topic can be appended to. ``dialect``: what the caller wants, if anything. Raises `Corrupt` and
+    `BadArgument` before anything is changed, and errors of the system.
     """
     log_fd = Descriptors()
 
@@ -62,9 +63,7 @@ def recover(blocks: Blocks, dialect: str | None, resolve: Callable[[set[str], st
     return with_room(Reserve(blocks.files, blocks.log_path), steps)
 
 
-def _recover(
-    blocks: Blocks, dialect: str | None, resolve: Callable[[set[str], str, bool], None], log_fd: Descriptors
-) -> tuple[Journal, TopicState]:
+def _recover(blocks: Blocks, dialect: str | None, resolve: Resolving, log_fd: Descriptors) -> tuple[Journal, TopicState]:
     found, index = _look(blocks, log_fd)
     ours, closed = _was_ours(blocks, found, index)
     if found is None or not ours:
@@ -76,9 +75,9 @@ def _recover(
     _remove_strays(blocks, state, ours)
     if not closed:
         blocks.write_index(blocks.index_patch(state, *state.full, state.last))
-    resolve(set(state.sessions), state.dialect, closed)
+    unread = resolve(set(state.sessions), state.dialect, closed)
     if found is None or not closed:
-        return _new_log(blocks, state), state
+        return _new_log(blocks, state, unread), state
     if not found.frames:  # who was killed after putting this log into place may not have done it
         blocks.files.sync_directory(blocks.directory)
     fds = Descriptors()
@@ -413,12 +412,14 @@ def _journal(blocks: Blocks, found: Replayed, fds: list[int]) -> Journal:
 # Step 7
 
 
-def _new_log(blocks: Blocks, state: TopicState) -> Journal:
+def _new_log(blocks: Blocks, state: TopicState, unread: set[str]) -> Journal:
     """Step 7. The files say what the state says, durably, before the log does."""
     blocks.store(state)
     # Each reader has noted its sessions, the killed process perhaps in the page cache alone: a new log that does not know them
-    # waits for that. Else a power cut would leave what was read in limbo, and it would be delivered again.
-    forget_sessions(blocks.files, blocks.directory, state, set(state.sessions))
+    # waits for that. Else a power cut would leave what was read in limbo, and it would be delivered again. A reader that cannot
+    # be read has noted nothing.
+    noted = {session for session, readers in state.sessions.items() if unread.isdisjoint(readers)}
+    forget_sessions(blocks.files, blocks.directory, state, noted)
     state.clock = state.clock.now(blocks.files.boot())
     prune(state.idempotency_keys, state.clock.elapsed)
     state.full.clear()
@@ -430,9 +431,20 @@ def _new_log(blocks: Blocks, state: TopicState) -> Journal:
 def forget_sessions(files: Files, directory: str, state: TopicState, noted: set[str]) -> None:
     """The log need not know of sessions that their readers have noted, once that is durable."""
     noted &= state.sessions.keys()
-    for name in {name for session in noted for name in state.sessions[session]}:
-        log = stem_of(directory, name) + LOG
-        with contextlib.suppress(FileNotFoundError), Descriptors([files.open_to_read(log)]) as (fd,):  # else it was deleted
-            files.sync(fd)
-    for session in noted:
+    unread = {name for session in noted for name in state.sessions[session] if not _sync_log(files, stem_of(directory, name))}
+    for session in [session for session in noted if unread.isdisjoint(state.sessions[session])]:
         del state.sessions[session]
+
+
+def _sync_log(files: Files, stem: str) -> bool:
+    """Sync the log of a reader; False if something else is in its place by now."""
+    with Descriptors() as fds:
+        try:
+            fds.append(files.open_to_read(stem + LOG))
+        except FileNotFoundError:
+            return True  # it was deleted
+        except OSError as error:
+            _logger.warning("%s: commits that this reader may not have noted stay in the log of the topic: %s", stem + LOG, error)
+            return False
+        files.sync(fds[0])
+    return True

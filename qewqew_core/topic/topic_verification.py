@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time as clock
 from collections.abc import Callable
 from itertools import pairwise
@@ -9,14 +10,15 @@ from itertools import pairwise
 from qewqew_core.batch import places
 from qewqew_core.batch.reports import Report
 from qewqew_core.batch.segments import read_batch
-from qewqew_core.disk.files import Files
-from qewqew_core.disk.opening import opening
+from qewqew_core.disk.files import Files, list_if_there
+from qewqew_core.disk.opening import check_kinds, opening
 from qewqew_core.errors import Corrupt, QewQewError
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD
 from qewqew_core.topic import block_sums, reader_inspection
-from qewqew_core.topic.topic_inspection import names_of_readers
-from qewqew_core.topic.topic_paths import rdx_of, stem_of
+from qewqew_core.topic.reader_files import stranger
+from qewqew_core.topic.topic_inspection import names_in_use
+from qewqew_core.topic.topic_paths import names_of, rdx_of, stem_of
 from qewqew_core.topic.view import View
 
 
@@ -44,8 +46,14 @@ def verify(files: Files, view: View, progress: Callable[[int, int], None] | None
         report.problems.append(
             f"{view.path}: the index says that the next message is {index.number}, the last one is {number - 1}"
         )
-    for name in names_of_readers(files, view.directory):
-        _verify_reader(files, view, name, report)
+    for own in names_of(view.directory, list_if_there(files, os.path.join(view.directory, "state"))):
+        with report.noting():
+            check_kinds(files, [own], "topic")
+    for name in sorted(names_in_use(files, view.directory)):
+        if (strange := stranger(files, view.directory, name)) is not None:
+            report.problems.append(str(strange))
+        else:
+            _verify_reader(files, view, name, report)
     for name in reader_inspection.without_rdx(files, view.directory):
         report.problems.append(str(reader_inspection.missing_rdx(rdx_of(view.directory, name))))
     return report

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import cast
@@ -50,7 +50,7 @@ class Writer(NotCopied):
         lock_timeout: float,
         min_free_bytes: int,
         log_bytes: int,
-        resolve: Callable[[set[str], str, bool], None],
+        resolve: topic_recovery.Resolving,
     ) -> None:
         """``resolve``: see `topic_recovery.recover`."""
         self.block_size = block_size
@@ -82,15 +82,22 @@ class Writer(NotCopied):
         directory: str,
         dialect: str | None,
         lock_timeout: float,
-        resolve: Callable[[set[str], str, bool], None],
+        resolve: topic_recovery.Resolving,
     ) -> None:
         for home in (directory, self._blocks.data):
             files.check_writable(home)
         self._lock_file, _ = lock.acquire(files, lock_of(directory), lock_timeout, follow=False, what="topic")
         fd = self._lock_file.fd
         files.truncate(fd, witness.SIZE)
-        self.engine.attach(*topic_recovery.recover(self._blocks, dialect, resolve), files.boot())
-        self._noted |= self.engine.state.sessions.keys()
+        unread = set[str]()
+
+        def resolving(committed: set[str], dialect: str, closed: bool) -> set[str]:
+            unread.update(resolve(committed, dialect, closed))
+            return unread
+
+        self.engine.attach(*topic_recovery.recover(self._blocks, dialect, resolving), files.boot())
+        sessions = self.engine.state.sessions
+        self._noted |= {session for session, readers in sessions.items() if unread.isdisjoint(readers)}
         if not witness.is_in(files, fd):
             witness.write(files, fd, self._blocks.log_path)
         files.write(fd, RECOVERED, witness.SIZE)

@@ -43,15 +43,18 @@ try:
     from qewqew_spark.jobs.explaining import blamed, blamed_write, explain
     from qewqew_spark.jobs.output import BATCH, CODECS, SCHEMA_EVOLUTIONS, Option, Output, check_arguments
     from qewqew_spark.jobs.records import check_names, observed
-    from qewqew_spark.jobs.writing import Sink, sink_of
+    from qewqew_spark.jobs.writing import Sink, sink_of, unfit
     from qewqew_spark.options import Options, local_path
-    from qewqew_spark.tables.session import folding
+    from qewqew_spark.tables.session import copy_of, folding
 except ModuleNotFoundError as error:
     # Submitted by its path, where the package is not installed: sys.path has this file's directory only.
     sys.exit(
         f"qewqew: error: {error}; install qewqew (with its extra 'spark') into {sys.executable}, which runs Spark's Python, "
         "or give spark-submit its packages as a zip with --py-files"
     )
+
+
+NOTHING = "no schema was given and no record has a field to infer one from: an output without columns was not written"
 
 
 class TooManyBadRecords(QewQewError):
@@ -82,9 +85,45 @@ def run(
     has a path, with ``-quarantine`` appended. ``max_bad_records``: if more do not decode, nothing but the quarantine is
     written; None: any number. ``schema_evolution``: see `evolution.new_columns`.
 
+    Threads may share the session, which stays as it is: each call works in a copy, which has the view, and which a transform
+    gets as ``batch.sparkSession``.
+
     Raises `BadArgument` and `BadManifest` before anything is written, `TooManyBadRecords`, `BatchConflict` if a table has
     some of several batches already, and what Spark raises when a write fails (then the same call may be made again).
     """
+    try:
+        with copy_of(spark) as session:
+            return run_in(
+                session,
+                batch,
+                outputs,
+                codec=codec,
+                schema=schema,
+                read_options=read_options,
+                quarantine=quarantine,
+                max_bad_records=max_bad_records,
+                schema_evolution=schema_evolution,
+            )
+    finally:
+        for output in outputs:
+            with suppress(PySparkException, Py4JJavaError):  # there may be no such table
+                if output.table is not None and (not output.appends or output.commit == "spark"):
+                    spark.catalog.refreshTable(output.table)  # of whose files a session keeps a list
+
+
+def run_in(
+    spark: SparkSession,
+    batch: str | records.Batches,
+    outputs: Sequence[Output],
+    *,
+    codec: str = "json",
+    schema: str | None = None,
+    read_options: Mapping[str, Option] | None = None,
+    quarantine: str | None = None,
+    max_bad_records: int | None = None,
+    schema_evolution: str = "merge",
+) -> dict[str, Any]:
+    """`run` in the session itself, which nobody else may use meanwhile, and where it leaves the format `qewqew`."""
     began = time.monotonic()
     quarantine = check_arguments(
         outputs,
@@ -101,19 +140,20 @@ def run(
     if any(output.transform for output in outputs):  # which may read more; nothing else does by the format, and it takes a second
         register(spark)
     given = None if schema is None else records.parsed(schema)
-    found = records.read(spark, batches, codec, given, options)
+    found = records.read(spark, batches, codec, given, options, unfit(sinks))
 
     name = f"records of {batches.ids[0]}"
     seen = Observation(name)
     good = found.good(seen)
     rows: list[int | None] = [None] * len(sinks)
     tables: list[DataFrame] = []
+    made = [False] * len(sinks)  # has the output a column to write?
     persisted: DataFrame | None = None
 
     def write(early: bool) -> None:
         # What nobody sees before its commit goes first: if it fails, nothing has been replaced.
         for number in sorted(range(len(tables)), key=lambda at: not sinks[at].staged):
-            if first[number] == early:
+            if made[number] and first[number] == early:
                 rows[number] = _write(sinks[number], tables[number])
 
     try:
@@ -121,11 +161,17 @@ def run(
             if any(output.sql or output.transform for output in outputs):  # it takes Spark a moment
                 good.createOrReplaceTempView(BATCH)
             tables = [_table(spark, output, good, batches.manifests) for output in outputs]
-        for sink, table in zip(sinks, tables, strict=False):
+        for number, (sink, table) in enumerate(zip(sinks, tables, strict=False)):
             with blamed_write(f"output: {sink.output.place or sink.output.format}"):
-                sink.check(table)
+                tables[number] = sink.settled(table)
+                if _has_rows(sink.output, tables[number]):
+                    made[number] = True
+                    sink.check(tables[number])
         # What nobody sees before its commit, or what a failure leaves as it was, is written in the pass that counts the records.
-        first = [sink.staged or (max_bad_records is None and sink.atomic()) for sink in sinks]
+        first = [
+            columns and (sink.staged or (max_bad_records is None and sink.atomic()))
+            for sink, columns in zip(sinks, made, strict=True)
+        ]
         try:
             if good is not None:
                 passes = sum(str(table._jdf.queryExecution().analyzed()).count(f"{name},") for table in tables)
@@ -157,8 +203,8 @@ def run(
                 with suppress(Exception):  # what went wrong is what to report; the next run of the batch removes the rest
                     sink.abort()
             raise
-        for sink in sinks:
-            sink.commit() if tables else sink.clear()
+        for sink, written in zip(sinks, made, strict=True):
+            sink.commit() if written else sink.clear()
     finally:
         spark.catalog.dropTempView(BATCH)
         if persisted is not None:
@@ -173,11 +219,11 @@ def run(
         "bad": bad,
         "reasons": reasons,
         "outputs": [
-            {**sink.place, "format": sink.output.format, "written": written or 0, "left_out": sink.left_out}
-            for sink, written in zip(sinks, rows, strict=True)
+            {**sink.place, "format": sink.output.format, "written": count or 0, "left_out": [*sink.left_out, *sink.untyped]}
+            for sink, count in zip(sinks, rows, strict=True)
         ],
         "quarantine": quarantined if bad else None,
-        "note": None if tables else "no schema was given and no record has a field to infer one from: no output was written",
+        "note": None if all(made) else NOTHING,
         "seconds": round(time.monotonic() - began, 3),
     }
 
@@ -216,6 +262,11 @@ def _table(spark: SparkSession, output: Output, good: DataFrame, batches: Sequen
     if output.format.lower() != "iceberg" and columns and len(columns) >= len(table.columns):
         raise BadArgument("output: 'partition_by' names every column, so none is left to write")
     return table
+
+
+def _has_rows(output: Output, table: DataFrame) -> bool:
+    """Has the output a column left, beside those that are names of directories?"""
+    return bool(table.columns if output.format.lower() == "iceberg" else set(table.columns) - set(output.partition_by))
 
 
 def _transformed(spark: SparkSession, name: str, batches: Sequence[manifest.Manifest]) -> DataFrame:
@@ -311,7 +362,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         batches = batch_at(batch, found["read_options"])  # before Spark starts
         spark = start()
         records.start_workers(spark, batches)
-        return run(spark, batches, outputs, **found)
+        return run_in(spark, batches, outputs, **found)  # a transform may ask Spark for *the* session
 
     return application(argv, "batch", job)
 

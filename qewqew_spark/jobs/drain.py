@@ -35,9 +35,10 @@ except ModuleNotFoundError as error:
 def drain(start: Callable[[], SparkSession], prefix: str, outputs: Sequence[Output], **options: Any) -> dict[str, Any]:
     """Append the batches that are complete under the prefix to the table, and remove them; returns the result.
 
-    ``start`` gives the session; it is not called if there is no batch. ``outputs``: one, a table of Iceberg or Delta.
-    ``options``: those of `batch.run`, which says what is raised. The result is that of `batch.run`, with ``batches``, and
-    ``removed``: how many batches are no longer under the prefix, those included that an earlier run had committed.
+    ``start`` gives a session that nobody else uses meanwhile; it is not called if there is no batch. ``outputs``: one, a table
+    of Iceberg or Delta. ``options``: those of `batch.run`, which says what is raised. The result is that of `batch.run`, with
+    ``batches``, and ``removed``: how many batches are no longer under the prefix, those included that an earlier run had
+    committed.
     """
     if len(outputs) != 1 or not outputs[0].appends:
         raise BadArgument("a drain writes one output, a table of Iceberg or Delta, where one commit has all batches")
@@ -58,7 +59,7 @@ def drain(start: Callable[[], SparkSession], prefix: str, outputs: Sequence[Outp
             break
         try:
             found = Batches([published.place(prefix, each) for each in missing], published.load(prefix, missing, store))
-            result = batch.run(spark, found, outputs, **options)
+            result = batch.run_in(spark, found, outputs, **options)
         except Exception:
             if committed(missing):  # another drain was faster with some, and may have removed what was to be read
                 continue

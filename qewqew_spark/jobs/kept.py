@@ -19,7 +19,7 @@ from qewqew_core.errors import BadArgument
 from qewqew_spark.jobs.explaining import blamed
 from qewqew_spark.jobs.output import BATCH
 from qewqew_spark.tables.evolution import Contradiction, all_columns
-from qewqew_spark.tables.session import delete, folding, listed, newest, read_bytes, write_bytes
+from qewqew_spark.tables.session import delete, folding, listed, literal, newest, read_bytes, write_bytes
 
 OWN = ".qewqew"  # the directory below a path of files that is ours; what reads the path skips names with a dot
 NEWEST = 100  # this many batches are looked at where no columns are kept
@@ -98,7 +98,7 @@ class KeptColumns:
         options = {"recursiveFileLookup": True, "mergeSchema": True}
         try:
             with blamed(f"output: the batches in {self._path} contradict each other"):
-                return self._spark.read.format(self._format).options(**options).load(others).schema
+                return self._spark.read.format(self._format).options(**options).load(list(map(literal, others))).schema
         except BadArgument as error:
             if "UNABLE_TO_INFER_SCHEMA" in str(error):  # directories without files, as a job leaves that was killed
                 return None

@@ -17,7 +17,7 @@ from qewqew_core.errors import BadArgument
 from qewqew_spark.jobs.explaining import explain
 from qewqew_spark.tables.session import ddl, quoted
 
-MALFORMED, MISFIT = "malformed JSON", "a value does not fit the schema"
+MALFORMED, MISFIT, NOT_UTF8 = "malformed JSON", "a value does not fit the schema", "not valid UTF-8"
 SHOWN = 80  # characters of a value in a reason
 
 
@@ -52,14 +52,15 @@ class Csv:
         self._text = F.when(value.endswith("\n"), F.regexp_replace(value, r"\r?\n$", "")).otherwise(value)
         self._comment = self._text.startswith(given["comment"]) if given.get("comment") else F.lit(False)
         self._empty = ~self._text.rlike(r"[^\x00-\x20]")
-        blank = self._empty | self._comment  # Spark makes no row of such a line
-        self.parsed = F.struct(blank.alias("blank"), self._fields(self._text, self._kinds).alias("fields"))
+        self._utf8 = F.is_valid_utf8(value)  # of other bytes Spark makes U+FFFD
+        unread = self._empty | self._comment | ~self._utf8  # of the first two Spark makes no row
+        self.parsed = F.struct(unread.alias("unread"), self._fields(self._text, self._kinds).alias("fields"))
         _check(spark, self._fields(F.lit("x"), self._kinds), "from_csv")
         parser: Any = spark.sparkContext._jvm.org.apache.spark.sql.catalyst.csv.CSVExprUtils  # type: ignore[union-attr]
         self.reason = self._reason(str(parser.toDelimiterStr(given.get("sep", given.get("delimiter", ",")))))
 
     def bad(self, parsed: str) -> Column:
-        return F.col(f"{parsed}.blank") | self.field(parsed, self._corrupt).isNotNull()
+        return F.col(f"{parsed}.unread") | self.field(parsed, self._corrupt).isNotNull()
 
     def field(self, parsed: str, name: str) -> Column:
         return F.col(f"{parsed}.fields.{quoted(name)}")
@@ -88,6 +89,7 @@ class Csv:
         ]
         return (
             F.when(self._empty, "empty record")
+            .when(~self._utf8, NOT_UTF8)
             .when(self._comment, "a comment")
             .when(fields[self._corrupt].isNull(), F.lit(None))
             .when(texts[self._corrupt].isNull(), F.coalesce(*misfits, F.lit(MISFIT)))
@@ -151,7 +153,7 @@ class Json:
         ]
         return (
             F.when(text == "", "empty record")
-            .when(~self._utf8, "not valid UTF-8")
+            .when(~self._utf8, NOT_UTF8)
             .when(self._good(self._from_json(self._wrapped, fields)), F.lit(None))
             .when(self._good(texts), F.coalesce(*misfits, F.lit(MISFIT)))
             .when(text.rlike(r"^[ \t\r\n]*\{"), MALFORMED)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import PySparkTypeError
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, BinaryType, CharType, DataType, MapType, StringType, StructField, StructType, VarcharType
 
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.errors import BadArgument, Corrupt
@@ -23,13 +23,16 @@ from qewqew_core.secrecy import excerpt
 from qewqew_spark.jobs.explaining import blamed, blamed_write
 from qewqew_spark.jobs.output import BATCH, WHOLE
 from qewqew_spark.jobs.parsers import Csv, Json, Parser
+from qewqew_spark.jobs.untyped import has_untyped, retyped, untyped
 from qewqew_spark.options import Options
 from qewqew_spark.source.batches import RUN_BYTES, BatchReader, columns_of, reader
-from qewqew_spark.tables.session import delete, exists, folding, listed, make_private, quoted, rename, setting
+from qewqew_spark.tables.session import delete, exists, folding, listed, literal, make_private, quoted, rename, setting
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
+# Of the fields, and of what gives one by its name: a reason, null if the outputs can hold the record; None if they hold any.
+Unfit = Callable[[StructType, Callable[[str], Column]], Column | None]
 REASON, METADATA = "_corrupt_reason", "_metadata"  # columns of a typed read
 # Options of Spark's CSV and JSON readers for files, for finding a schema, or for writing: they make no sense for a record.
 _NOT_OF_RECORDS = {
@@ -37,7 +40,9 @@ _NOT_OF_RECORDS = {
     *("compression", "extension", "quoteall", "escapequotes", "inputbuffersize", "encoding", "charset", "mode", "codec"),
     *("pretty", "sortkeys", "ignorenullfields", "writenonasciicharacterascodepoint", "useunsaferow", "columnnameofcorruptrecord"),
 }
-_OF_INFERENCE = {"primitivesasstring", "prefersdecimal", "dropfieldifallnull", "infertimestamp", "samplingratio"}
+_FILLED = "dropfieldifallnull"
+SAMPLE = 1000  # records in which most fields have a value
+_OF_INFERENCE = {"primitivesasstring", "prefersdecimal", _FILLED, "infertimestamp", "samplingratio"}
 
 
 @dataclass(frozen=True)
@@ -108,12 +113,12 @@ class Records:
                 for place in [staging] if exists(spark, quarantine) else [quarantine, staging]:
                     make_private(spark, place)
                 bad.write.mode("append").partitionBy(BATCH).parquet(staging)
-            make_private(spark, staging)
+            make_private(spark, staging, below=True)
             read = observed(seen).get("read")
             if read != self.batches.records:
                 raise Corrupt(f"{read} records were read, the manifest says {self.batches.records}", path=str(self.batches))
             kind = F.substring_index("reason", ": ", 1).alias("kind")
-            counted = spark.read.schema(judged.schema).parquet(staging).groupBy(kind).count().collect()
+            counted = spark.read.schema(judged.schema).parquet(literal(staging)).groupBy(kind).count().collect()
             clear(spark, quarantine, self.batches)
             for name in listed(spark, staging):
                 if name.startswith(f"{BATCH}="):
@@ -145,10 +150,17 @@ def observed(seen: Observation) -> dict[str, int]:
     return seen.get if told.size() else {}
 
 
-def read(spark: SparkSession, batches: Batches, codec: str, schema: StructType | None, options: Mapping[str, str]) -> Records:
+def read(
+    spark: SparkSession,
+    batches: Batches,
+    codec: str,
+    schema: StructType | None,
+    options: Mapping[str, str],
+    unfit: Unfit = lambda fields, field: None,
+) -> Records:
     """The records of the batches, with the fields of the schema; None: those of JSON records are inferred.
 
-    Raises `BadArgument` if they cannot be columns.
+    ``unfit``: why the outputs cannot hold a record that decodes. Raises `BadArgument` if the fields cannot be columns.
     """
     known = _options_of_spark(spark, codec)
     theirs = {name: value for name, value in options.items() if name.lower() in known}
@@ -169,8 +181,16 @@ def read(spark: SparkSession, batches: Batches, codec: str, schema: StructType |
         return Records(batches, rows, bad, columns, lambda: rows.select("*", why))
 
     # Any record may lack any value: NOT NULL is not enforced, as Spark's readers have it.
-    record = infer(spark, load(StructType([place["value"]])), theirs) if schema is None else schema.toNullable()
+    if schema is None:
+        record, shown = infer(spark, load(StructType([place["value"]])), theirs)
+    else:
+        record = shown = schema.toNullable()
     _check_fields(spark, record, inferred=schema is None)
+
+    def seen(name: str, value: Column) -> Column:
+        """The field as the view has it."""
+        return retyped(value, record[name].dataType, shown[name].dataType).alias(name)
+
     corrupt = "_corrupt_record"
     while corrupt in map(str.lower, record.names):
         corrupt += "_"
@@ -182,12 +202,19 @@ def read(spark: SparkSession, batches: Batches, codec: str, schema: StructType |
         rows = load(StructType([place["value"], *(place[name] for name in beside)])).select(
             metadata, parser.parsed.alias("parsed")
         )
-        columns = [F.col(name) if name == METADATA else parser.field("parsed", name).alias(name) for name in record.names]
+        columns = [F.col(name) if name == METADATA else seen(name, parser.field("parsed", name)) for name in record.names]
+
+        def unfit_of(parsed: str) -> Column | None:
+            return unfit(fields, lambda name: parser.field(parsed, name))
 
         def judge() -> DataFrame:
-            return load(place).select("*", parser.reason.alias("reason"))
+            more = unfit_of("parsed")
+            if more is None:
+                return load(place).select("*", parser.reason.alias("reason"))
+            judged = load(place).select("*", parser.reason.alias("reason"), parser.parsed.alias("parsed"))
+            return judged.withColumn("reason", F.coalesce("reason", more)).drop("parsed")
 
-        return Records(batches, rows, parser.bad("parsed"), columns, judge, parser.located)
+        return Records(batches, rows, _any(parser.bad("parsed"), unfit_of("parsed")), columns, judge, parser.located)
 
     if codec == "csv":
         return by_spark(Csv(spark, fields, corrupt, theirs))
@@ -199,11 +226,17 @@ def read(spark: SparkSession, batches: Batches, codec: str, schema: StructType |
     if codec == "json":
         typed |= {"strict": "true", "timeZone": str(spark.conf.get("spark.sql.session.timeZone")), **of_values}
     reason = StructField(REASON, StringType())
-    more = StructField(corrupt, BinaryType()), reason, StructField(METADATA, StructType([*place][1:]))
+    unfit_typed = unfit(fields, lambda name: F.col(quoted(name)))
+    kept, *beside = place  # the record itself, and where it was
+    more = StructField(corrupt, BinaryType()), reason
 
     def judge() -> DataFrame:
-        shown = F.col(corrupt).alias("value"), F.col(f"{METADATA}.*"), F.col(REASON).alias("reason")
-        return load(StructType([*fields, *more]), **typed).select(*shown)
+        value, why = F.col(corrupt), F.col(REASON)
+        if unfit_typed is not None:  # records that decode
+            value, why = F.coalesce(value, f"{METADATA}.{kept.name}"), F.coalesce(why, unfit_typed)
+        metadata = StructField(METADATA, StructType(beside if unfit_typed is None else [*place]))
+        shown = value.alias("value"), *(F.col(f"{METADATA}.{each.name}") for each in beside), why.alias("reason")
+        return load(StructType([*fields, *more, metadata]), **typed).select(*shown)
 
     try:
         decoded = load(StructType([*record, reason]), **typed) if record.names else None
@@ -212,7 +245,12 @@ def read(spark: SparkSession, batches: Batches, codec: str, schema: StructType |
             with suppress(BadArgument):
                 return by_spark(Json(spark, fields, of_values))  # it knows more types
         raise
-    return Records(batches, decoded, F.col(REASON).isNotNull(), [F.col(quoted(name)) for name in record.names], judge)
+    bad = _any(F.col(REASON).isNotNull(), unfit_typed)
+    return Records(batches, decoded, bad, [seen(name, F.col(quoted(name))) for name in record.names], judge)
+
+
+def _any(bad: Column, unfit: Column | None) -> Column:
+    return bad if unfit is None else bad | unfit.isNotNull()
 
 
 def rows_of(spark: SparkSession, source: BatchReader, columns: StructType) -> DataFrame:
@@ -269,11 +307,26 @@ def _options_of_spark(spark: SparkSession, codec: str) -> set[str]:
 _BEFORE, _BEHIND = '{"record":[', '],"behind":1}'
 
 
-def infer(spark: SparkSession, raw: DataFrame, options: Mapping[str, str]) -> StructType:
-    """The schema of the JSON objects in ``value``, as `spark.read.json` infers it with the options; none: no fields."""
+def infer(spark: SparkSession, raw: DataFrame, options: Mapping[str, str]) -> tuple[StructType, StructType]:
+    """The schema of the JSON objects in ``value``, as `spark.read.json` infers it with the options; none: no fields.
+
+    And the same with NULL in place of STRING where no record has a value, and Spark only guesses; see `untyped`.
+    """
     text = F.col("value").cast("string")
     wrapped: Column = F.concat(F.lit(_BEFORE), text, F.lit(_BEHIND))
     objects = raw.where(F.is_valid_utf8(text) & text.rlike(r"^[ \t\r\n]*\{")).select(wrapped)
+    found = _inferred(spark, objects, options)
+    if any(name.lower() == _FILLED for name in options) or not has_untyped(untyped(found, None)):
+        return found, found
+    filled = {**options, _FILLED: "true"}
+    known = untyped(found, _inferred(spark, objects.limit(SAMPLE), filled))
+    if has_untyped(known):
+        known = untyped(found, _inferred(spark, objects, filled))
+    assert isinstance(known, StructType)
+    return found, known
+
+
+def _inferred(spark: SparkSession, objects: DataFrame, options: Mapping[str, str]) -> StructType:
     # Else Spark would infer one field of {"a":1} and {"A":1}, and then read nothing from the second, which has no "a".
     spark_reader = spark.read.options(**{**options, "mode": "DROPMALFORMED"})
     with setting(spark, "spark.sql.caseSensitive", "true"), blamed("a read option"):
@@ -293,6 +346,16 @@ def parsed(schema: str) -> StructType:
         found = StructType.fromDDL(schema)
     if not isinstance(found, StructType) or not found.names:
         raise BadArgument(f"the schema {excerpt(schema, 200)} has no columns; write it like 'id BIGINT, name STRING'")
+    for struct in _structs(found):
+        for field in struct:
+            kind = field.dataType
+            while isinstance(kind, ArrayType | MapType):
+                kind = kind.elementType if isinstance(kind, ArrayType) else kind.valueType
+            if isinstance(kind, CharType | VarcharType):  # Spark has these for columns of its tables only
+                raise BadArgument(
+                    f"the schema: the field {field.name!r} is {kind.simpleString().upper()}, and a record may hold a text of any "
+                    f"length: make it STRING, and cut it with 'sql', like left({field.name}, {kind.length})"
+                )
     return found.toNullable()
 
 

@@ -15,15 +15,15 @@ import re
 import uuid
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.errors import BadArgument, BatchConflict
@@ -31,8 +31,11 @@ from qewqew_core.secrecy import excerpt
 from qewqew_spark.jobs.explaining import blamed, explain
 from qewqew_spark.jobs.kept import OWN, KeptColumns
 from qewqew_spark.jobs.output import BATCH, FILE_FORMATS, SHOWN_FORMATS, Output
+from qewqew_spark.jobs.records import Unfit
+from qewqew_spark.jobs.untyped import has_untyped, settle
 from qewqew_spark.tables.append import append_to
 from qewqew_spark.tables.evolution import Fold, Same, new_columns, same_in_a_database
+from qewqew_spark.tables.limits import MISFIT, beyond_years, first_of
 from qewqew_spark.tables.session import columns_ddl, delete, exists, folding, listed, missing_format, quoted, rename, setting
 
 TYPED_FILES = {"parquet", "orc"}  # tell the types of their columns
@@ -59,10 +62,28 @@ def sink_of(spark: SparkSession, output: Output, batches: Sequence[Manifest], sc
     return made(spark, output, batches[0].id, schema_evolution)
 
 
+def unfit(sinks: Sequence[Sink]) -> Unfit:
+    """Why the places cannot hold a record, for `records.read`. Of what a query makes of it, only the times are known."""
+
+    def reason(fields: StructType, column: Callable[[str], Column]) -> Column | None:
+        reasons: list[Column | None] = []
+        if any(sink.output.appends for sink in sinks):
+            reasons += [beyond_years(column(field.name), field.dataType, field.name) for field in fields]
+        for sink in sinks:
+            required = {sink.fold(name) for name in sink.required()}
+            for name in (field.name for field in fields if sink.fold(field.name) in required):
+                text = f"{MISFIT}: {name}: null, and {sink.output.place} requires a value"
+                reasons.append(F.when(column(name).isNull(), F.lit(text)))
+        return first_of(reasons)
+
+    return reason
+
+
 class Sink(ABC):
     """Where one output goes. ``left_out``: columns that are not written, because the table lacks them."""
 
     staged = False  # does nobody see what was written before `commit`?
+    typed = True  # do columns have a type there that stays?
     of_files = False  # are columns files', which have fields of structs each alone, and those of partitions without a type?
     same: Same = staticmethod(DataType.__eq__)
 
@@ -74,6 +95,7 @@ class Sink(ABC):
         self.options = output.resolved_options()
         self.existing: StructType | None = None
         self.new: list[StructField] = []
+        self.untyped: list[str] = []  # fields that are not written, because neither a record nor the table has their type
 
     @property
     def place(self) -> dict[str, str | None]:
@@ -104,6 +126,18 @@ class Sink(ABC):
         if self.existing is not None:
             self.write(self._nothing(self.existing).drop(BATCH))
             self.commit()
+
+    def settled(self, table: DataFrame) -> DataFrame:
+        """The table with types from the place for fields without one, which are else left out; maybe without columns."""
+        if not has_untyped(table.schema):
+            return table
+        texts = None if self.typed else StringType()
+        made, self.untyped = settle(table, self.there(), self.output.partition_columns, texts, self.fold)
+        return made
+
+    def required(self) -> list[str]:
+        """The fields of the records that must not be null; raises `BadArgument`."""
+        return []
 
     def check(self, table: DataFrame) -> None:
         """Raise `BadArgument` if the columns do not fit to those that are there."""
@@ -143,20 +177,18 @@ class Files(Sink):
 
     def __init__(self, spark: SparkSession, output: Output, batch: str, schema_evolution: str) -> None:
         super().__init__(spark, output, batch, schema_evolution)
+        self.typed = output.format.lower() not in FILE_FORMATS - TYPED_FILES
         self._path = str(output.path).rstrip("/")
         self._directory = f"{self._path}/{BATCH}={batch}"
         self._staging = f"{self._path}/{OWN}/{BATCH}={batch}~{uuid.uuid4().hex[:12]}"
         self._made = False
+        self._typed = output.format.lower() in TYPED_FILES
         self._kept = KeptColumns(spark, self._path, self._directory, output.format)
         self._columns: StructType | None = None
 
     @property
     def place(self) -> dict[str, str | None]:
         return {"path": self._directory, "table": None}
-
-    @property
-    def _typed(self) -> bool:
-        return self.output.format.lower() in TYPED_FILES
 
     def there(self) -> StructType | None:
         return None if not self._typed or self.schema_evolution == "ignore" else self._kept.there()
@@ -186,7 +218,8 @@ class Files(Sink):
     def abort(self) -> None:
         delete(self.spark, self._staging)
         if self._made and not {*listed(self.spark, self._path), *listed(self.spark, f"{self._path}/{OWN}")} - {OWN}:
-            delete(self.spark, self._path)
+            for place in f"{self._path}/{OWN}", self._path:
+                delete(self.spark, place, empty=True)  # or another batch has come meanwhile
 
     def clear(self) -> None:
         delete(self.spark, self._directory)
@@ -224,6 +257,11 @@ class Once(Sink):
 
     def there(self) -> StructType | None:
         return self._append.there()
+
+    def required(self) -> list[str]:
+        if self.output.sql is not None or self.output.transform is not None:
+            return []
+        return [field.name for field in self.there() or () if not field.nullable]
 
     def check(self, table: DataFrame) -> None:
         self._there(self._append.committed())
@@ -305,6 +343,8 @@ class Table(Sink):
 
 class Appended(Sink):
     """A format that QewQew does not know and that has no path: its rows are added to those that are there."""
+
+    typed = False
 
     def there(self) -> StructType | None:
         return None

@@ -53,7 +53,7 @@ class Rows:
 
             metadata = next((field.dataType for field in schema if field.name == METADATA), None)
             wanted = metadata if isinstance(metadata, StructType) else StructType()
-            _check(wanted, StructType([field for field in source if field.name != "value"]), f"the column {METADATA!r} can have")
+            _check(wanted, source, f"the column {METADATA!r} can have")
             self.decoding = Decoding(schema, options)
             self.needs = frozenset(["value", *wanted.names])
         else:

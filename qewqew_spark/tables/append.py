@@ -34,7 +34,8 @@ from pyspark.sql.types import StructField, StructType
 from qewqew_core.errors import BadArgument
 from qewqew_core.secrecy import excerpt
 from qewqew_spark.tables.evolution import fits, new_columns
-from qewqew_spark.tables.session import delete, files_below, folding, quoted, setting
+from qewqew_spark.tables.limits import checked, misfit_in
+from qewqew_spark.tables.session import delete, files_below, folding, setting
 
 FORMATS = {"iceberg": "Iceberg", "delta": "Delta"}
 COMMITS = "driver", "spark"
@@ -128,7 +129,7 @@ class Append(ABC):
     def write(self, rows: DataFrame) -> None:
         """Have Spark write the rows, and unless `staged` commit them too. A missing table is made.
 
-        Raises `BadArgument`, and unless `staged` what `commit` raises.
+        Raises `BadArgument`, also for a value that the table cannot hold, and unless `staged` what `commit` raises.
         """
 
     @abstractmethod
@@ -169,7 +170,10 @@ class Append(ABC):
         )
 
     def cast(self, rows: DataFrame) -> DataFrame:
-        """The columns under the names and with the types that the table has for them. Raises as `check`."""
+        """The columns under the names and with the types that the table has for them. Raises as `check`.
+
+        Spark fails at a row with a value that the table cannot hold, see `limits`.
+        """
         fold = folding(self.spark)
         there = {fold(field.name): field for field in self.there() or ()}
         held = {fold(field.name): field for field in self._held(rows.schema)}
@@ -178,9 +182,9 @@ class Append(ABC):
                 raise BadArgument(f"{self.what} requires the column {field.name!r}, which the batch lacks")
         return rows.select(
             [
-                F.col(quoted(name)).cast(field.dataType).alias(field.name)
-                for name in rows.columns
-                for field in (there.get(fold(name)) or held[fold(name)],)
+                checked(column.name, column.dataType).cast(field.dataType).alias(field.name)
+                for column in rows.schema
+                for field in (there.get(fold(column.name)) or held[fold(column.name)],)
             ]
         )
 
@@ -258,10 +262,15 @@ class StagedAppend(Append):
         rows, parts = self._partitioned(self._filled(self._required(self.cast(rows))))
         self._staged = f"{self._location().rstrip('/')}/{self.directory}"
         options = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
-        with setting(self.spark, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS"):  # not INT96
+        with (
+            setting(self.spark, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS"),  # not INT96
+            setting(self.spark, "spark.sql.parquet.datetimeRebaseModeInWrite", "CORRECTED"),  # all others know one calendar
+        ):
             try:
                 rows.write.options(**options).partitionBy(*parts).parquet(self._staged)
             except (PySparkException, Py4JJavaError) as error:
+                if misfit := misfit_in(error):
+                    raise BadArgument(f"{self.what}: {misfit}") from error
                 if found := re.search('No FileSystem for scheme "([^"]+)"', str(error)):
                     raise BadArgument(
                         f"Spark cannot write to {self._location()}: it has no file system for {found[1]}://. Give it one, for S3 "

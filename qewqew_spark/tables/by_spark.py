@@ -21,6 +21,7 @@ from qewqew_core.errors import BadArgument
 from qewqew_core.secrecy import excerpt
 from qewqew_spark.tables.append import ATTEMPT, BATCH_ID, BATCH_IDS, Append, Commit, marks_in, named
 from qewqew_spark.tables.evolution import relaxed
+from qewqew_spark.tables.limits import misfit_in
 from qewqew_spark.tables.session import columns_ddl, exists, folding, missing_format, quoted
 
 
@@ -48,6 +49,8 @@ class BySpark(Append):
             except (PySparkException, Py4JJavaError) as error:
                 if re.search(self.faster, str(error)):
                     return False
+                if misfit := misfit_in(error):
+                    raise BadArgument(f"{self.what}: {misfit}") from error
                 raise
             return True
 

@@ -43,6 +43,31 @@ def columns_ddl(columns: Iterable[StructField]) -> str:
     return ", ".join(f"{quoted(field.name)} {ddl(field.dataType)}" for field in columns)
 
 
+@contextmanager
+def copy_of(spark: SparkSession) -> Iterator[SparkSession]:
+    """A session with the same settings, views, functions, catalogs and current namespace; what it is used for is its own.
+
+    So threads that share ``spark`` do not see each other's views and settings. Within, it is the session that is active in the
+    JVM (for PySpark that is one of the process). SQL variables are not copied.
+    """
+    sessions: Any = spark.sparkContext._jvm.org.apache.spark.sql.classic.SparkSession  # type: ignore[union-attr]
+    before = sessions.getActiveSession()
+    made = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+    sessions.setActiveSession(made._jsparkSession)
+    try:
+        catalog, namespace = spark.catalog.currentCatalog(), spark.catalog.currentDatabase()
+        if catalog != made.catalog.currentCatalog():  # Spark copies the namespace of its own catalog only
+            made.catalog.setCurrentCatalog(catalog)
+            if namespace:
+                made.catalog.setCurrentDatabase(namespace)
+        yield made
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
+
+
 _within: dict[tuple[object, str], tuple[int, str | None]] = {}  # how many threads are within, and what was before
 _counting = Lock()
 
@@ -78,10 +103,15 @@ def missing_format(spark: SparkSession, name: str) -> Exception | None:
     return None
 
 
-def delete(spark: SparkSession, path: str) -> None:
-    """Remove a directory in whatever file system Spark writes to; it need not exist."""
+def delete(spark: SparkSession, path: str, *, empty: bool = False) -> None:
+    """Remove a directory in whatever file system Spark writes to; it need not exist. ``empty``: raise if it holds anything."""
     target, system = _hadoop(spark, path)
-    system.delete(target, True)
+    system.delete(target, not empty)
+
+
+def literal(path: str) -> str:
+    """The path for a read of Spark, which takes it for a pattern."""
+    return re.sub(r"([][{}*?\\])", r"\\\1", path)
 
 
 def exists(spark: SparkSession, path: str) -> bool:
@@ -89,19 +119,19 @@ def exists(spark: SparkSession, path: str) -> bool:
     return bool(system.exists(target))
 
 
-def make_private(spark: SparkSession, path: str) -> None:
-    """Make the directory, if it is not there, for its owner alone, with all that is below; does nothing where there are no modes.
+def make_private(spark: SparkSession, path: str, *, below: bool = False) -> None:
+    """Make the directory, if it is not there, for its owner alone; does nothing where there are no modes.
 
-    Hadoop takes no notice of the umask of the process.
+    ``below``: with all that is in it, which nobody else may be changing. Hadoop takes no notice of the umask of the process.
     """
     target, system = _hadoop(spark, path)
     permission: Any = spark.sparkContext._jvm.org.apache.hadoop.fs.permission.FsPermission  # type: ignore[union-attr]
     if not system.exists(target):
         system.mkdirs(target, permission("700"))
     system.setPermission(target, permission("700"))
-    for status in system.listStatus(target):
+    for status in system.listStatus(target) if below else ():
         if status.isDirectory():
-            make_private(spark, str(status.getPath()))
+            make_private(spark, str(status.getPath()), below=True)
         else:
             system.setPermission(status.getPath(), permission("600"))
 

@@ -36,9 +36,12 @@ def statistics(footer: pq.FileMetaData, columns: StructType, most: int) -> dict[
         _put(found["nullCount"], known[name], sum(group.null_count for group in groups))
         groups = [group for group in groups if group.num_values]  # of a group of nulls there are no bounds
         if groups and all(group.has_min_max for group in groups):
-            greatest = [group.max for group in groups]
+            try:
+                least, greatest = [group.min for group in groups], [group.max for group in groups]
+            except (OverflowError, ValueError):  # a time that Python does not have
+                continue
             bounds = {
-                "minValues": _lower(min(group.min for group in groups)),
+                "minValues": _lower(min(least)),
                 "maxValues": _upper(next((value for value in greatest if value != value), max(greatest))),  # NaN is the greatest
             }
             for kind, bound in bounds.items():

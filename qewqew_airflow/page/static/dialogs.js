@@ -21,7 +21,7 @@ export async function peek(payload) {
   $("records-what").textContent = unchanged;
   const all = topic && { topic: topic.name };
   const choice = !topic ? [] : [["Oldest", all], ["Newest", all, Math.max(0, topic.next - PEEKED)],
-    ...topic.readers.map(reader => [`Next for ${reader.name}`, { ...all, reader: reader.name }])];
+    ...topic.readers.filter(reader => !reader.error).map(reader => [`Next for ${reader.name}`, { ...all, reader: reader.name }])];
   update($("records-choice"), choice.map(([text, from, number]) => h("button", {
     type: "button", do: "peek", payload: { ...payload, place: from, start: number },
     "aria-pressed": String(from.reader === place.reader && number === start),

@@ -107,6 +107,9 @@ export const kindCell = (count, kind) =>
   h(`td.number${count ? "" : ".zero"}`, { title: plural(count, `${kind} batch`, `${kind} batches`) },
     count ? h(`span.badge.${kind}`, {}, short(count)) : "0");
 
+// The row of something that cannot be read
+export const brokenRow = row => ({ key: row.name, classes: ".broken", cells: [h("td", {}, row.name), h("td.reason", { colspan: 8 }, row.error)] });
+
 export const sum = (rows, name) => rows.reduce((total, row) => total + (row[name] ?? 0), 0);
 
 // The page of a queue or topic. Of several things of that name, "kind" tells.

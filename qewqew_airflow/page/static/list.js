@@ -1,6 +1,6 @@
 // The list of all queues and topics, and before it what is wrong.
 
-import { $, ageCell, age, duration, h, kindCell, numberCell, pageOf, peekButton, plural, secondsSince, short, sizeCell, sum, table,
+import { $, ageCell, age, brokenRow, duration, h, kindCell, numberCell, pageOf, peekButton, plural, secondsSince, short, sizeCell, sum, table,
   update } from "./elements.js";
 
 const HOUR = 3600, MOST_PROBLEMS = 50;
@@ -60,7 +60,8 @@ function problemOf(state, connection, kind, row) {
   if (row.error) return { worst: 3, key, badges: [["broken", "dead"]], name: row.name, texts: [row.error] };
   const parts = [row, ...(row.readers ?? [])], dead = sum(parts, "dead"), stuck = sum(parts, "stuck");
   const late = kind === "queue" && state.lateAfter > 0 && row.oldest && secondsSince(row.oldest) > state.lateAfter;
-  if (!dead && !stuck && !late) return null;
+  const broken = (row.readers ?? []).filter(reader => reader.error);
+  if (!dead && !stuck && !late && !broken.length) return null;
   const badges = [], texts = [];
   if (dead) {
     badges.push([`${short(dead)} dead`, "dead"]);
@@ -74,7 +75,11 @@ function problemOf(state, connection, kind, row) {
     badges.push([`late: ${age(row.oldest)}`, "returned"]);
     texts.push(`The oldest record has been waiting for ${age(row.oldest)}, longer than ${duration(state.lateAfter)}.`);
   }
-  return { worst: dead ? 0 : stuck ? 1 : 4, key, badges, name: row.name, texts, href };
+  if (broken.length) {
+    badges.push([`${short(broken.length)} broken`, "dead"]);
+    texts.push(...broken.map(reader => `Reader ${reader.name}: ${reader.error}`));
+  }
+  return { worst: dead ? 0 : stuck ? 1 : broken.length ? 3 : 4, key, badges, name: row.name, texts, href };
 }
 
 // The queues and topics of a connection; nothing if the search leaves none
@@ -98,8 +103,6 @@ function section(connection, state) {
 }
 
 const nameCell = (connection, kind, name) => h("td", {}, h("a", { href: pageOf(connection.id, kind, name) }, name));
-const brokenRow = row => ({ key: row.name, classes: ".broken", cells: [h("td", {}, row.name), h("td.reason", { colspan: 8 }, row.error)] });
-
 function queueRow(connection, row, samples) {
   if (row.error) return brokenRow(row);
   return { key: row.name, cells: [nameCell(connection, "queue", row.name), numberCell(row.waiting, ["record"]),

@@ -87,7 +87,7 @@ async function readSamples() {
 
 async function readBatches() {
   const connection = state.connections.find(({ id, also }) => id === route.connection || also.includes(route.connection));
-  const readers = connection?.topics.find(({ name }) => name === route.name)?.readers ?? [];
+  const readers = connection?.topics.find(({ name }) => name === route.name)?.readers.filter(reader => !reader.error) ?? [];
   const places = route.kind === "queue" ? [{ queue: route.name }] : readers.map(({ name }) => ({ topic: route.name, reader: name }));
   try {
     const found = await Promise.all(places.map(async place => {

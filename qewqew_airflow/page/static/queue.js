@@ -1,6 +1,6 @@
 // The page of one queue or topic: what it holds, how it was, and its batches.
 
-import { $, age, clock, duration, h, kindCell, now, numberCell, peekButton, plural, short, size, table,
+import { $, age, brokenRow, clock, duration, h, kindCell, now, numberCell, peekButton, plural, short, size, table,
   update } from "./elements.js";
 import { RANGES, drawPlot } from "./plot.js";
 
@@ -56,7 +56,7 @@ function readers(connection, row) {
   if (!row.readers.length) {
     return h("p.empty", { key: "readers" }, "Nobody reads this topic yet. A reader is made by the first task or sensor that names it.");
   }
-  return table(`Readers of ${row.name}`, READER_COLUMNS, row.readers.map(reader => ({ key: reader.name, cells: [
+  return table(`Readers of ${row.name}`, READER_COLUMNS, row.readers.map(reader => reader.error ? brokenRow(reader) : ({ key: reader.name, cells: [
     h("td", {}, reader.name), h("td", {}, reader.filter ? h("code", {}, reader.filter) : h("span.zero", {}, "all")),
     numberCell(reader.lag, ["message"]), numberCell(reader.in_flight, ["message"]), numberCell(reader.lost, ["message"]),
     kindCell(reader.leased, "leased"), kindCell(reader.returned, "returned"), kindCell(reader.dead, "dead"),

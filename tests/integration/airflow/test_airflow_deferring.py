@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,18 @@ def test_a_directory_that_is_gone_fails_the_task_at_once_and_by_name(
     if state == "failed":
         said = capfd.readouterr().out
         assert "BadPath" in said
-        assert "does not exist on this worker" in said
+        assert "does not exist" in said
+
+
+@pytest.mark.parametrize("soft", [False, True], ids=["plain", "soft_fail"])
+def test_a_connection_that_goes_while_a_sensor_waits_fails_the_task_with_what_is_wrong(
+    run: Any, directory: Path, connect: Any, capfd: pytest.CaptureFixture[str], soft: bool
+) -> None:
+    with DAG(f"defer_other_{soft}", schedule=None) as dag:
+        other = partial(connect, "qewqew_default", "fs", str(directory))
+        Deferring(**WAIT, soft_fail=soft, queue_name="orders", then=other)
+    assert run(dag).states() == {"wait": "failed"}
+    assert "is of type 'fs'; it must be of type 'qewqew'" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("deferrable", [True, False])

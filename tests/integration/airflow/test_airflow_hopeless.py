@@ -35,14 +35,14 @@ def tries(run: Any, dag_id: str, make: Callable[..., Any], **names: str) -> int:
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("fault", ["another host", "no directory", "a name that leads out", "an unknown extra"])
+@pytest.mark.parametrize("fault", ["another host", "another type", "a name that leads out", "an unknown extra"])
 def test_a_task_that_cannot_succeed_is_tried_once(run: Any, directory: Path, connect: Any, task: str, fault: str) -> None:
     connect("spark_default", "spark", "local[1]")
     match fault:
         case "another host":
             connect("qewqew_default", "qewqew", str(directory), hostname="elsewhere")
-        case "no directory":
-            connect("qewqew_default", "qewqew", str(directory / "missing"))
+        case "another type":
+            connect("qewqew_default", "fs", str(directory))
         case "an unknown extra":
             connect("qewqew_default", "qewqew", str(directory), snyc="never")
     name = "{{ '../evil' }}" if fault == "a name that leads out" else "orders"
@@ -56,6 +56,14 @@ def test_a_record_that_is_too_large_is_tried_once(run: Any, directory: Path) -> 
 def test_a_threshold_that_a_queue_cannot_reach_is_tried_once(run: Any, directory: Path, connect: Any) -> None:
     connect("qewqew_default", "qewqew", str(directory), max_records=5)
     assert tries(run, "threshold", lambda **names: QewQewSensor(task_id="t", min_records=10, **names)) == 1
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_directory_that_is_missing_is_looked_for_again(run: Any, directory: Path, connect: Any, task: str) -> None:
+    """Its mount may be away for a minute."""
+    connect("spark_default", "spark", "local[1]")
+    connect("qewqew_default", "qewqew", str(directory / "missing"))
+    assert tries(run, f"missing_{task}", TASKS[task]) == 3
 
 
 def test_a_full_queue_is_tried_again(run: Any, directory: Path, connect: Any) -> None:

@@ -66,6 +66,34 @@ def test_all_arguments_of_the_job_reach_it(run: Any, held: Held, spark: Any) -> 
     assert call["options"] == ["--master", "local[1]", "--conf", "spark.ui.enabled=false", "--name", f"{dag.dag_id}.submit"]
 
 
+def test_numbers_are_templates_and_values_in_outputs_are_results_of_other_tasks(run: Any, held: Held, spark: Any) -> None:
+    held.put("a", "b", "c")
+    with DAG(held.dag_id("templates"), schedule=None, params={"n": 2, "evolution": "fail"}) as dag:
+
+        @task
+        def place() -> str:
+            return "/nowhere/told"
+
+        held.operator(
+            max_records="{% if params.n %}{{ params.n }}{% endif %}",
+            lease_timeout="{{ 60 * params.n }}",
+            max_bad_records="{{ params.n }}",
+            schema_evolution="{{ params.evolution }}",
+            outputs=[{"path": place()}, {"path": Path("/nowhere/path")}],
+        )
+    ran = run(dag)
+    assert ran.states() == {"place": "success", "submit": "success"}
+    [call] = spark.calls
+    assert call["records"] == ["a", "b"]
+    arguments = call["arguments"]
+    given = dict(zip(arguments[1::2], arguments[2::2], strict=True))
+    assert (given["--max-bad-records"], given["--schema-evolution"]) == ("2", "fail")
+    paths = [
+        json.loads(value)["path"] for name, value in zip(arguments[1::2], arguments[2::2], strict=True) if name == "--output"
+    ]
+    assert paths == ["/nowhere/told", "/nowhere/path"]
+
+
 def test_an_application_of_ones_own_gets_what_it_asks_for(run: Any, held: Held, spark: Any, tmp_path: Path) -> None:
     held.put("a")
     application = tmp_path / "mine.py"

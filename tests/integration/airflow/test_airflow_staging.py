@@ -45,7 +45,7 @@ def test_a_task_that_fails_after_its_commit_stages_once(run: Any, held: Held) ->
     ran = run(dag)
     assert ran.states() == {"stage": "success"}
     assert ran.tries("stage") == 2
-    assert ran.result("stage") == {held.kind: "orders", "records": 1}
+    assert ran.result("stage") == {held.kind: "orders", "records": 1, "repeated": True, "stored": 0}
     assert held.taken() == [b"record of try 1"]
 
 
@@ -81,7 +81,7 @@ def test_a_cleared_task_stages_nothing_and_a_new_run_stages_again(run: Any, held
     cleared = run.again(dag, first)
     assert cleared.run_id == first.run_id
     assert cleared.tries("stage") == 2
-    assert cleared.result("stage") == {held.kind: "orders", "records": 2}
+    assert cleared.result("stage") == {held.kind: "orders", "records": 2, "repeated": True, "stored": 0}
     second = run(dag)
     assert held.taken() == [first.run_id.encode()] * 2 + [second.run_id.encode()] * 2
 

@@ -135,7 +135,7 @@ CSV = [
         b" 8 , z ,1 ",
         b"9,NA,NA",
         b"#1,a,1",
-        b"10,\xff,1",
+        "10,ü,1".encode(),
         b"11,a,1e2",
         b"12,a,123456789",
     ),
@@ -193,8 +193,11 @@ def test_a_bad_csv_record_says_why(spark, tmp_path):
         b"\n": "empty record",
         b"#1,a,2": "a comment",
         b"1,a,2\n3,b,4": "too many fields: more than 3",
+        b"1,\xff,2": "not valid UTF-8",
+        "#,\u00fc,2".encode("latin-1"): "not valid UTF-8",
+        "1,\u00fc,2".encode("utf-16"): "not valid UTF-8",
     }
-    batch = make_batch(tmp_path / "b", [*why, b"2,a,1\r\n", b'3,"a\nb",1\n'])
+    batch = make_batch(tmp_path / "b", [*why, "2,\u00fc,1\r\n".encode(), b'3,"a\nb",1\n'])
     schema, options = "id INT, name STRING, price DECIMAL(6,2)", {"comment": "#"}
     result = run(spark, str(batch), [Output(str(tmp_path / "out"))], codec="csv", schema=schema, read_options=options)
     found = {bytes(row.value): row.reason for row in spark.read.parquet(result["quarantine"]).collect()}
@@ -203,10 +206,11 @@ def test_a_bad_csv_record_says_why(spark, tmp_path):
         "a comment": 1,
         "a value does not fit the schema": 2,
         "empty record": 2,
+        "not valid UTF-8": 3,
         "too few fields": 1,
         "too many fields": 2,
     }
-    assert sorted(row.name for row in spark.read.parquet(str(tmp_path / "out")).collect()) == ["a", "a\nb"]
+    assert sorted(row.name for row in spark.read.parquet(str(tmp_path / "out")).collect()) == ["a\nb", "\u00fc"]
 
 
 @pytest.mark.parametrize(

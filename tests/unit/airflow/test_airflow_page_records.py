@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from qewqew_airflow.page.contents import topic_row
+from qewqew_airflow.page.permissions import told
 from qewqew_airflow.page.preview import SHOWN, batch_records, described, queue_records, topic_messages
 from qewqew_core import Message, Queue, Topic, inspect_reader
 
@@ -126,3 +127,20 @@ def test_the_page_shows_what_a_reader_can_still_deliver(tmp_path: Path) -> None:
         assert [row["number"] for row in topic_messages(path, 20, None, "r")] == [0, 4, 6]
         assert [row["number"] for row in topic_messages(path, 2, None, "r")] == [0, 4]
         assert inspect_reader(path, "r").records == 3
+
+
+def test_a_reader_that_cannot_be_read_has_a_row_that_says_so(tmp_path: Path) -> None:
+    """It hides no other. Users who may not read the connection are told the kind alone, see `permissions.told`."""
+    with Topic(tmp_path / "t") as topic:
+        for name in ("good", "bad"):
+            topic.reader(name).close()
+    file = tmp_path / "t" / "state" / "bad.lock"
+    file.unlink()
+    file.mkdir()
+    good, bad = topic_row(str(tmp_path / "t"))["readers"]
+    assert (good["name"], good["lag"]) == ("good", 0)
+    assert bad["name"] == "bad"
+    assert bad["error"].startswith(f"BadPath: {file}: a directory is in the way of a file of the reader")
+    assert (
+        told(bad["error"], "bad", may_read=False) == "BadPath: only users who may read the connection see what is wrong with bad"
+    )

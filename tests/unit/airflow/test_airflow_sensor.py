@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.exceptions import TaskDeferralError
+from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, AirflowSensorTimeout, AirflowSkipException
 from airflow.triggers.base import TriggerEvent
 
 from qewqew_airflow.sensors.qewqew import QewQewSensor
@@ -109,6 +112,62 @@ def test_a_directory_that_does_not_exist_fails_the_task_instead_of_waiting(direc
         sensor.poke({})
     with pytest.raises(BadPath, match="does not exist on this worker"):
         QewQewSensor(task_id="wait", topic="shop/orders", reader="load").poke({})
+
+
+@pytest.mark.parametrize("soft", [False, True], ids=["plain", "soft_fail"])
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("another host", r"WrongHost.*run 'airflow triggerer --queues LANE' on 'elsewhere', with the queue= of the task"),
+        ("another type", "WrongConnection.*it must be of type 'qewqew'"),
+        ("no connection", "AirflowNotFoundException in the triggerer: .*qewqew_default.* isn't defined"),
+        ("no directory", "it does not exist for this triggerer; mount it"),
+    ],
+)
+def test_what_is_wrong_in_the_triggerer_fails_the_task_as_it_would_fail_itself(
+    directory: Path, connect: Any, monkeypatch: pytest.MonkeyPatch, fault: str, said: str, soft: bool
+) -> None:
+    """A time-out alone is soft."""
+    match fault:
+        case "another host":
+            connect("qewqew_default", "qewqew", str(directory), hostname="elsewhere")
+        case "another type":
+            connect("qewqew_default", "fs", str(directory))
+        case "no connection":
+            monkeypatch.delenv("AIRFLOW_CONN_QEWQEW_DEFAULT")
+        case "no directory":
+            directory.rmdir()
+    trigger = QewQewReadyTrigger(
+        qewqew_conn_id="qewqew_default", source={"queue_name": "orders"}, thresholds={}, poll_interval=60
+    )
+
+    async def first() -> TriggerEvent:
+        return await anext(trigger.run())
+
+    event = json.loads(json.dumps(asyncio.run(first()).payload))
+    sensor = QewQewSensor(task_id="wait", queue_name="orders", deferrable=True, soft_fail=soft)
+    is_retried = fault in ("no connection", "no directory")  # somebody may make one
+    with pytest.raises((AirflowException, BadPath), match=said) as caught:
+        sensor.resume_execution("execute_complete", {"event": event}, {})
+    assert not isinstance(caught.value, AirflowSkipException)
+    assert isinstance(caught.value, AirflowFailException) != is_retried
+
+
+@pytest.mark.parametrize(
+    ("reason", "soft", "error"),
+    [
+        ("Trigger timeout", False, AirflowSensorTimeout),
+        ("Trigger timeout", True, AirflowSkipException),
+        ("Trigger failure", False, TaskDeferralError),
+        ("Trigger failure", True, TaskDeferralError),
+    ],
+)
+def test_with_soft_fail_a_time_out_skips_and_a_trigger_that_died_does_not(
+    reason: str, soft: bool, error: type[BaseException]
+) -> None:
+    sensor = QewQewSensor(task_id="wait", queue_name="orders", deferrable=True, soft_fail=soft)
+    with pytest.raises(error):
+        sensor.resume_execution("__fail__", {"error": reason}, {})
 
 
 # Readers.

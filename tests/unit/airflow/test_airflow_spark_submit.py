@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, AirflowSkipException
+from airflow.sdk import ObjectStoragePath
 from airflow_version import HAS_RETRY_POLICIES, needs_retry_policies
 
 from qewqew_airflow.errors import JavaNotFound, LeaseLost, SparkJobFailed, SparkSubmitNotFound
@@ -488,3 +489,39 @@ def test_the_job_has_the_name_of_dag_and_task_unless_it_is_given_one() -> None:
     assert operator(outputs=OUTPUTS).name == "{{ ti.dag_id }}.{{ ti.task_id }}"
     assert operator(outputs=OUTPUTS, name="mine").name == "mine"
     assert operator(outputs=OUTPUTS, conf={"spark.app.name": "by conf"}).name == "by conf"
+
+
+@pytest.mark.parametrize("name", ["max_records", "max_bytes", "lease_timeout", "max_bad_records"])
+@pytest.mark.parametrize("value", ["{{ params.n }}", "{% if params.n %}1{% endif %}", "{# none #}1"])
+def test_a_number_may_be_a_template(name: str, value: str) -> None:
+    made = operator(outputs=OUTPUTS, **{name: value})
+    assert getattr(made, name) == value
+    assert name in made.template_fields
+
+
+@pytest.mark.parametrize("name", ["max_records", "max_bytes", "lease_timeout", "max_bad_records"])
+def test_a_number_is_checked_when_it_is_rendered(name: str) -> None:
+    made = operator(outputs=OUTPUTS, **{name: "{{ params.n }}"})
+    setattr(made, name, "many")  # as Airflow renders it
+    with pytest.raises(BadArgument, match=f"{name} must be"):
+        made._check_job()
+    setattr(made, name, "7")
+    made._check_job()
+    assert getattr(made, name) == 7
+
+
+def test_a_path_of_airflow_with_a_connection_is_refused() -> None:
+    assert operator(outputs=[{"path": ObjectStoragePath("s3://lake/orders")}]).outputs == [{"path": "s3://lake/orders"}]
+    with pytest.raises(BadArgument, match="Spark does not know"):
+        operator(outputs=[{"path": ObjectStoragePath("s3://lake/orders", conn_id="aws")}])
+
+
+@pytest.mark.parametrize(
+    ("text", "start"), [("7", 7), ("2026-01-01T00:00:00+00:00", datetime(2026, 1, 1, tzinfo=UTC)), ("latest", "latest")]
+)
+def test_a_reader_begins_where_a_rendered_text_says(text: str, start: object) -> None:
+    assert Source(topic="t", reader="r", start=text).start == start  # type: ignore[arg-type]
+    assert Source(topic="t", reader="r", start="{{ params.at }}").start == "{{ params.at }}"  # type: ignore[arg-type]
+    for wrong in ("soon", "2026-01-01T00:00:00", "-1"):
+        with pytest.raises(BadArgument, match="start"):
+            Source(topic="t", reader="r", start=wrong)  # type: ignore[arg-type]

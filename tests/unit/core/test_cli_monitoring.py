@@ -30,7 +30,8 @@ def test_all_is_well_where_nothing_waits_too_long(tmp_path):
     assert checked(tmp_path, "--max-age", "2h", "--max-records", 1)[0] == 0
     assert checked(tmp_path)[0] == 0
     (tmp_path / "empty").mkdir()
-    assert checked(tmp_path / "empty")[0] == 0
+    assert checked(tmp_path / "empty")[0] == 2  # a disk that is not mounted looks like this
+    assert checked(tmp_path / "empty", "--expect", 0)[0] == 0
 
 
 def test_bounds_are_passed_by_more_than_them(tmp_path):
@@ -127,7 +128,7 @@ def test_a_time_that_is_none_is_refused(tmp_path, text):
     assert "write it as 90s, 5m, 2h or 1d" in re.sub(r"[│\s]+", " ", result.stderr)
 
 
-SAMPLE = re.compile(r'(qewqew_\w+)\{path="((?:[^"\\]|\\.)*)",kind="(queue|topic)",reader="((?:[^"\\]|\\.)*)"\} (-?[0-9.]+)')
+SAMPLE = re.compile(r'(qewqew_\w+)\{path="((?:[^"\\]|\\.)*)"(?:,kind="(queue|topic)",reader="((?:[^"\\]|\\.)*)")?\} (-?[0-9.]+)')
 
 
 def samples(text: str) -> dict[tuple[str, str, str], float]:
@@ -142,7 +143,7 @@ def samples(text: str) -> dict[tuple[str, str, str], float]:
             name, path, _, reader, value = SAMPLE.fullmatch(line).groups()
             assert name == family
             assert (name, path, reader) not in found
-            found[name, path, reader] = float(value)
+            found[name, path, reader or ""] = float(value)
     return found
 
 

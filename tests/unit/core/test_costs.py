@@ -161,7 +161,7 @@ COSTS = {
             "capacity": 1,
             "check_writable": 1,
             "exists": 2,
-            "functions": 383,
+            "functions": 385,
             "identity": 2,
             "inode_and_size": 2,
             "is_at": 1,

@@ -106,19 +106,18 @@ def plant(home: Path, kind: str, name: str) -> Path:
 def test_what_somebody_else_has_put_in_the_place_of_ours_is_shown_by_no_look(kind: str, name: str, shared: Path) -> None:
     def look(path: Path) -> None:
         # Which hides neither the topic nor other readers.
-        is_one_readers = name in (topic_paths.rdx_of("s", "r"), topic_paths.stem_of("s", "r") + topic_paths.LOG)
+        is_one_readers = name in {path for path, _ in topic_paths.names_of_reader("s", "r")}
         for call in CALLS[kind].values():
             if (name.endswith(".30001") and call is not CALLS[kind]["inspect"]) or (is_one_readers and call is inspect_topic):
                 continue
             with pytest.raises(BadPath, match=rf"belongs to nobody \({OTHER}\).* while this is user {USER}"):
                 call(path)
-        is_of_reader = is_one_readers or name.startswith(topic_paths.stem_of("s", "r"))
-        for command in [*OF_NUMBERS, *([] if is_of_reader else OF_RECORDS)]:
+        for command in [*OF_NUMBERS, *([] if is_one_readers else OF_RECORDS)]:
             result = run(command, path)
             assert FORGED not in result.stdout_bytes, command
             if command == "metrics":
                 assert result.exit_code or re.search(rb"readable{.*} 0", result.stdout_bytes)
-            elif not is_one_readers or command == "check":
+            else:
                 assert result.exit_code, command
                 assert f"({OTHER})" in " ".join((result.stdout + result.stderr).split()), command
         if kind == "queue" and not name.endswith(".30001"):
