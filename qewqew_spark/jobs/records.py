@@ -146,7 +146,8 @@ def observed(seen: Observation) -> dict[str, int]:
         if time.monotonic() > deadline:
             return {}
         time.sleep(0.01)
-    return seen.get if report.getRow().length() else {}
+    told = report.future().value().get().get()  # a row since Spark 4.1, before a map of Scala
+    return seen.get if told.size() else {}
 
 
 def read(

@@ -29,6 +29,7 @@ from qewqew_core.batch.manifest import Manifest
 from qewqew_core.errors import BadArgument, BatchConflict
 from qewqew_core.secrecy import excerpt
 from qewqew_spark.jobs.explaining import blamed, explain
+from qewqew_spark.jobs.kept import OWN, KeptColumns
 from qewqew_spark.jobs.output import BATCH, FILE_FORMATS, SHOWN_FORMATS, Output
 from qewqew_spark.jobs.untyped import has_untyped, settle
 from qewqew_spark.tables.append import append_to
@@ -39,7 +40,6 @@ from qewqew_spark.tables.session import (
     exists,
     folding,
     listed,
-    literal,
     missing_format,
     quoted,
     rename,
@@ -163,7 +163,7 @@ class Sink(ABC):
 
 
 class Files(Sink):
-    """A directory of files per batch. They are written into one that Spark does not look at, which then gets the name."""
+    """A directory of files per batch. They are written below `OWN`, where Spark does not look, and then get the name."""
 
     staged = True
     limits = False
@@ -174,44 +174,46 @@ class Files(Sink):
         self.typed = output.format.lower() not in FILE_FORMATS - TYPED_FILES
         self._path = str(output.path).rstrip("/")
         self._directory = f"{self._path}/{BATCH}={batch}"
-        self._staging = f"{self._path}/.{BATCH}={batch}~{uuid.uuid4().hex[:12]}"
+        self._staging = f"{self._path}/{OWN}/{BATCH}={batch}~{uuid.uuid4().hex[:12]}"
         self._made = False
+        self._typed = output.format.lower() in TYPED_FILES
+        self._kept = KeptColumns(spark, self._path, self._directory, output.format)
+        self._columns: StructType | None = None
 
     @property
     def place(self) -> dict[str, str | None]:
         return {"path": self._directory, "table": None}
 
     def there(self) -> StructType | None:
-        if self.output.format.lower() not in TYPED_FILES or self.schema_evolution == "ignore":
-            return None
-        found = [f"{self._path}/{name}" for name in sorted(listed(self.spark, self._path)) if name.startswith(f"{BATCH}=")]
-        others = [directory for directory in found if directory != self._directory]
-        if not others:
-            return None
-        # Recursively means also without columns made of the names of directories, whose types are guesses.
-        options = {"recursiveFileLookup": True, "mergeSchema": True}
+        return None if not self._typed or self.schema_evolution == "ignore" else self._kept.there()
+
+    def check(self, table: DataFrame) -> None:
         try:
-            with blamed(f"output: the batches in {self.output.path} contradict each other"):
-                return self.spark.read.format(self.output.format).options(**options).load(list(map(literal, others))).schema
-        except BadArgument as error:
-            if "UNABLE_TO_INFER_SCHEMA" in str(error):  # directories without files, as a job leaves that was killed
-                return None
-            raise
+            super().check(table)
+        except BadArgument:
+            if not self._kept.doubt():
+                raise
+            super().check(table)
 
     def write(self, rows: DataFrame) -> None:
         self._made = not exists(self.spark, self._path)
-        for name in listed(self.spark, self._path):
-            if name.startswith(f".{BATCH}={self.batch}~"):  # of a run that was killed, or one that goes on: it must not commit
-                delete(self.spark, f"{self._path}/{name}")
+        for name in listed(self.spark, f"{self._path}/{OWN}"):
+            if name.startswith(f"{BATCH}={self.batch}~"):  # of a run that was killed, or one that goes on: it must not commit
+                delete(self.spark, f"{self._path}/{OWN}/{name}")
+        partitions = set(map(self.fold, self.output.partition_by))
+        self._columns = StructType([field for field in rows.schema if self.fold(field.name) not in partitions])
         self._writer(rows).mode("overwrite").partitionBy(*self.output.partition_by).save(self._staging)
 
     def commit(self) -> None:
+        if self._typed and self._columns is not None:
+            self._kept.add(self._columns)  # first: no batch must be there whose columns are not kept
         rename(self.spark, self._staging, self._directory)
 
     def abort(self) -> None:
         delete(self.spark, self._staging)
-        if self._made and not listed(self.spark, self._path):
-            delete(self.spark, self._path, empty=True)  # or another batch has come meanwhile
+        if self._made and not {*listed(self.spark, self._path), *listed(self.spark, f"{self._path}/{OWN}")} - {OWN}:
+            for place in f"{self._path}/{OWN}", self._path:
+                delete(self.spark, place, empty=True)  # or another batch has come meanwhile
 
     def clear(self) -> None:
         delete(self.spark, self._directory)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from pyspark.sql import types
 
@@ -15,6 +15,12 @@ _WIDER: list[list[types.DataType]] = [
     [types.ByteType(), types.ShortType(), types.IntegerType(), types.LongType()],
     [types.FloatType(), types.DoubleType()],
 ]
+
+
+class Contradiction(ValueError):
+    """Two types cannot be those of one column."""
+
+
 Difference = tuple[str, types.DataType | None, types.DataType | None]  # column, type in the table, type in the batch
 
 
@@ -31,8 +37,8 @@ def new_columns(
     """The columns of the batch that the table ``what`` lacks, to be added or left out.
 
     Raises `BadArgument` for a column of another type (``same`` decides), and under the policy "fail" for a column that only
-    the table or only the batch has. ``into_structs``: compare fields of structs like columns; otherwise a struct with other
-    fields is another type.
+    the table or only the batch has. ``into_structs``: compare fields of structs like columns, but for the case of their names,
+    which no reader reads over; otherwise a struct with other fields is another type.
     """
     found = list(differences(there, batch, fold, same, into_structs=into_structs))
     for name, old, now in found:
@@ -55,6 +61,9 @@ def differences(
     match there, batch:
         case (types.StructType(), types.StructType()) if into_structs or not at:
             old, now = ({fold(field.name): field for field in struct} for struct in (there, batch))
+            if at and any(old[key].name != now[key].name for key in old.keys() & now.keys()):
+                yield at, there, batch
+                return
             for key, field in (old | now).items():
                 where = f"{at}.{field.name}" if at else field.name
                 if key in old and key in now:
@@ -68,6 +77,36 @@ def differences(
             yield from differences(there.valueType, batch.valueType, fold, same, f"{at}.value", into_structs=into_structs)
         case _ if not same(there, batch):
             yield at, there, batch
+
+
+def merged(one: types.DataType, other: types.DataType, fold: Fold) -> types.DataType:
+    """The type that has the fields of both, all nullable, without their metadata; raises `Contradiction`."""
+    match one, other:
+        case types.StructType(), types.StructType():
+            rest = {fold(field.name): field for field in other}
+            fields = []
+            for field in one:
+                same = rest.pop(fold(field.name), field)
+                fields.append(types.StructField(field.name, merged(field.dataType, same.dataType, fold)))
+            return types.StructType(
+                fields + [types.StructField(new.name, merged(new.dataType, new.dataType, fold)) for new in rest.values()]
+            )
+        case types.ArrayType(), types.ArrayType():
+            return types.ArrayType(merged(one.elementType, other.elementType, fold))
+        case types.MapType(), types.MapType():
+            return types.MapType(merged(one.keyType, other.keyType, fold), merged(one.valueType, other.valueType, fold))
+    if one != other:
+        raise Contradiction(f"{one.simpleString()} and {other.simpleString()}")
+    return one
+
+
+def all_columns(known: Iterable[types.StructType], fold: Fold) -> types.StructType:
+    """The columns of all; raises `Contradiction`."""
+    found: types.DataType = types.StructType([])
+    for columns in known:
+        found = merged(found, columns, fold)
+    assert isinstance(found, types.StructType)
+    return found
 
 
 def fits(there: types.DataType, batch: types.DataType) -> bool:

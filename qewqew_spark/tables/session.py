@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import Lock
@@ -147,6 +148,49 @@ def listed(spark: SparkSession, path: str) -> list[str]:
     """The names in a directory, in whatever file system Spark writes to; none if it does not exist."""
     target, system = _hadoop(spark, path)
     return [str(status.getPath().getName()) for status in system.listStatus(target)] if system.exists(target) else []
+
+
+def newest(spark: SparkSession, path: str, prefix: str, count: int) -> list[str]:
+    """Of the entries of a directory whose names begin so, those ``count`` that changed last; none if it does not exist."""
+    target, system = _hadoop(spark, path)
+    statuses = system.listStatus(target) if system.exists(target) else []
+    found = [(int(status.getModificationTime()), str(status.getPath().getName())) for status in statuses]
+    return [name for _, name in sorted(each for each in found if each[1].startswith(prefix))[-count:]]
+
+
+def read_bytes(spark: SparkSession, path: str) -> bytes | None:
+    """A small file, whole; None if there is none, nothing if its checksum is wrong."""
+    target, system = _hadoop(spark, path)
+    jvm: Any = spark.sparkContext._jvm
+    try:
+        opened = system.open(target)
+    except Py4JJavaError as error:
+        if "FileNotFoundException" in str(error):
+            return None
+        raise
+    try:
+        return bytes(jvm.org.apache.hadoop.io.IOUtils.readFullyToByteArray(opened))
+    except Py4JJavaError as error:
+        if "ChecksumException" in str(error):
+            return b""
+        raise
+    finally:
+        opened.close()
+
+
+def write_bytes(spark: SparkSession, path: str, content: bytes) -> None:
+    """Write a small file that has this content or is not there; one that has the name already stays as it is."""
+    target, system = _hadoop(spark, path)
+    temporary = _hadoop(spark, f"{path}.{uuid.uuid4().hex[:12]}")[0]
+    written = system.create(temporary, False)
+    try:
+        written.write(content)
+    finally:
+        written.close()
+    if not system.rename(temporary, target):
+        system.delete(temporary, False)
+        if not system.exists(target):
+            raise OSError(f"{path} could not be written")
 
 
 def files_below(spark: SparkSession, path: str, suffix: str) -> list[tuple[str, int]]:

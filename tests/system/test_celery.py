@@ -219,7 +219,7 @@ def test_the_other_host_goes_on_where_one_was_killed_in_staging_and_then_in_spar
     task = airflow.running(run, "to_parquet")
     second = airflow.host(run, "to_parquet")
     until(lambda: java_of(task), "Spark runs")
-    until(lambda: list((output / path.name).glob(".batch=*/_temporary/**/*.parquet")), "Spark writes")
+    until(lambda: list((output / path.name).glob(".qewqew/batch=*/_temporary/**/*.parquet")), "Spark writes")
     assert counts(path)[1] == 1
     (batch,) = Path(f"{path}.batches").iterdir()
     airflow.kill_host(second)

@@ -140,7 +140,7 @@ def leased(path: Path) -> str:
 def unfinished(table: Path) -> set[Path]:
     """The files that Spark is writing, or was writing when it was killed; their names are new for each try."""
     with suppress(FileNotFoundError):  # moved into place while we look
-        return set(table.glob(".batch=*/_temporary/**/*.parquet"))
+        return set(table.glob(".qewqew/batch=*/_temporary/**/*.parquet"))
     return set()
 
 

@@ -33,7 +33,10 @@ FAKE_PYTHON = """\
 # Takes the place of Python in ./run setup: notes what it is asked for, and "makes" environments by copying itself.
 case "$*" in
     *"-m venv"*) echo venv >>calls; for last; do :; done; mkdir -p "$last/bin"; cp "$0" "$last/bin/python" ;;
-    *"-m pip"*) echo pip >>calls; [ ! -e fail ] || { echo "No space left on device"; exit 1; } ;;
+    *"-m pip"*)
+        echo pip >>calls
+        [ ! -e fail ] || { echo "No space left on device"; exit 1; }
+        for word; do [ "${before:-}" != --target ] || mkdir -p "$word"; before=$word; done ;;
     *"-m pytest"*) echo pytest >>calls; [ ! -e fail ] || { echo "1 failed in 2s"; exit 1; }; echo "7 passed in 2s" ;;
     *"sys.version"*) echo 3.12.1 ;;
     --version) echo Python 3.12.1 ;;
@@ -188,6 +191,23 @@ def test_the_matrix_runs_each_cell_in_an_environment_with_its_pins_and_makes_it_
     assert sorted(cell) == sorted(["pyspark==4.0.5" if line.startswith("pyspark==") else line for line in usual])
     assert run(checkout, "matrix", "older", "same").stdout == done.stdout
     assert calls(checkout) == ["pytest", "pytest"]
+
+
+def test_a_quick_matrix_is_the_first_and_the_last_spark_which_are_installed_once(checkout: Path) -> None:
+    cells = ["spark-4.0  any  spark  pyspark==4.0.5", "spark-4.1  any  spark  pyspark==4.1.4", "spark-4.2  any  spark", CELLS]
+    (checkout / "tests" / "matrix.txt").write_text("\n".join(cells))
+    done = run(checkout, "matrix", "--quick")
+    assert done.returncode == 0, done.stderr
+    (ours,) = (line for line in (checkout / "constraints.txt").read_text().splitlines() if line.startswith("pyspark=="))
+    passed = [["spark-4.0", "passed", "pyspark==4.0.5"], ["spark-4.2", "passed", ours]]
+    assert [[*line.split()[:2], line.split()[-1]] for line in done.stdout.splitlines()] == passed
+    assert calls(checkout) == ["venv", "pip", "pip", "pip", "pytest", "pip", "pytest"]  # the first three make .venv
+    assert run(checkout, "matrix", "--quick").stdout == done.stdout
+    assert calls(checkout) == ["pytest", "pytest"]
+    (checkout / "fail").touch()
+    done = run(checkout, "matrix", "--quick")
+    assert done.returncode == 1
+    assert done.stdout.count("1 failed in 2s\n") == done.stdout.count("FAILED") == 2
 
 
 def test_a_cell_without_its_python_has_not_passed(checkout: Path) -> None:

@@ -19,12 +19,12 @@ class Lake:
     """A catalog in a file for Iceberg, a directory for Delta, and a reader that shares no code with the writers."""
 
     def __init__(self, session: Any, place: Path, **settings: str) -> None:
-        """``settings``: of another catalog."""
+        """``session``: may be None, if another process writes. ``settings``: of another catalog."""
         self.session = session
         self.place = place
         self.settings = settings or in_a_file(place)
         self.environment: dict[str, str] = {}  # what another driver needs of it
-        for name, value in self.settings.items():
+        for name, value in self.settings.items() if session is not None else ():
             session.conf.set(f"spark.sql.catalog.lake.{name}", value)
 
     @property

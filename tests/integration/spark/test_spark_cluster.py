@@ -111,7 +111,7 @@ def test_a_worker_that_is_cut_off_in_mid_job_changes_nothing_in_the_result(clust
     words = job, url, *options, f"--output={json.dumps(output)}", f"--result={tmp_path}/result"
 
     def committed() -> int:
-        return len([*(tmp_path / "out").glob(".batch=*/_temporary/0/task_*")])
+        return len([*(tmp_path / "out").glob(".qewqew/batch=*/_temporary/0/task_*")])
 
     def cut_off(process: Popen, log: Path) -> None:
         wait_for(lambda: committed() >= 2, log, process)

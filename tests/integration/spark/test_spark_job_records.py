@@ -553,7 +553,8 @@ def test_a_run_that_is_killed_before_its_files_get_their_name_leaves_those_of_th
         with pytest.raises(Killed):
             run(spark, str(new), outputs, schema="id INT")
     assert ids() == [1]
-    assert len(list((tmp_path / "out").iterdir())) == 2
+    assert len(list((tmp_path / "out").glob(".qewqew/batch=*"))) == 1
     run(spark, str(new), outputs, schema="id INT")
     assert ids() == [2, 3]
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["batch=orders-1a2b"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".qewqew", "batch=orders-1a2b"]
+    assert not list((tmp_path / "out").glob(".qewqew/batch=*"))
