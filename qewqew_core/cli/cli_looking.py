@@ -57,8 +57,7 @@ def _look(path: str, kind: Kind) -> dict[str, Any]:
             more["error"] = hide("; ".join(f"reader {name}: {said(error)}" for name, error in stats.strange.items()))
     found = dataclasses.asdict(held)
     found |= {"files": found.pop("chunks"), **more}
-    if kind is Kind.TOPIC:
-        del found["oldest_unacknowledged"]  # each reader has its own
+    del found["oldest_unacknowledged"]  # of a topic, each reader has its own: `check` and `metrics` have it
     return {name: iso(value) if isinstance(value, datetime) else value for name, value in found.items()}
 
 

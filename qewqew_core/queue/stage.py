@@ -69,7 +69,7 @@ class Stage(Transaction):
         if of_urls:  # that module imports this one
             Stage._of_urls = cls
 
-    def __new__(cls, path: str | os.PathLike[str], **settings: Any) -> Stage:
+    def __new__(cls, path: str | os.PathLike[str] = "", **settings: Any) -> Stage:
         return super().__new__(cls._of_urls if cls is Stage and isinstance(path, str) and is_url(path) else cls)
 
     def __init__(self, path: str | os.PathLike[str], **settings: Any) -> None:

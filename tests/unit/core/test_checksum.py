@@ -56,8 +56,13 @@ def test_a_checksum_does_not_slow_down_what_comes_after_it() -> None:
     """It may leave the upper halves of the vector registers in use: then Python takes three times as long from there on."""
     here = Path(__file__).parent
     command = [sys.executable, "-c", SLOWED, str(here)]
-    done = subprocess.run(command, cwd=here.parents[2], capture_output=True, text=True, check=True, timeout=300)
-    assert max(map(float, done.stdout.split())) < 2, done.stdout
+    slowed = []
+    for _ in range(5):  # something else may begin to run on this processor's other half; a checksum would slow all of them down
+        done = subprocess.run(command, cwd=here.parents[2], capture_output=True, text=True, check=True, timeout=300)
+        slowed.append(max(map(float, done.stdout.split())))
+        if slowed[-1] < 2:
+            return
+    raise AssertionError(slowed)
 
 
 def test_what_a_crc_is_before_and_behind_other_bytes() -> None:

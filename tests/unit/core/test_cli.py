@@ -261,7 +261,6 @@ def test_stat_has_stable_keys(path):
         "oldest_lease",
         "clock_step",
         "missing",
-        "oldest_unacknowledged",
         "files",
     ]
     assert list(found) == ["path", "kind", *counts, "owner"]
