@@ -117,7 +117,8 @@ class Directories:
             self._check_store()
             return
         is_others = me != 0 and status.st_uid not in (me, 0)
-        self._is_shared = is_others or bool(status.st_mode & _OTHERS_WRITE)
+        is_users = me == 0 and status.st_uid != 0  # who can put hard links to root's files here
+        self._is_shared = is_others or is_users or bool(status.st_mode & _OTHERS_WRITE)
         if self._is_shared and is_for_group(status, status.st_gid):
             self._is_of = status.st_gid
         if self._base in self._owned_as:
@@ -194,6 +195,8 @@ class Directories:
             return is_for_group(status, self.group)
         if self._is_of is not None and is_for_group(status, self._is_of):
             return self._looks  # else what we make would be for us alone
+        if stat.S_ISREG(status.st_mode) and status.st_nlink > 1 and status.st_uid == 0 and self._owner_of(self._base) != 0:
+            return False  # another name of root's file: what root makes in a user's directory is given to that user
         return status.st_uid in self._owners()
 
     def _step(self, found: _Open, path: str, name: str, above: int) -> None:

@@ -210,6 +210,11 @@ def _whose(path: str, what: str, group: int | None) -> str:
             f"would be for this user alone. Nothing was changed; if the {what} is one of that group, open it with group={has!r} "
             f"(qewqew --group {has}); else move it away"
         )
+    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1 and not status.st_uid:
+        return (
+            f"a hard link to a file of {owner}, {mode}, is in the way of a file of the {what}: it would be written to under its "
+            f"other name, too (find / -xdev -samefile {path}). Nothing was changed; remove this name"
+        )
     trust = "" if os.geteuid() else f"if it is right here, become its owner (su, setpriv), who may use the {what}; else "
     return (
         f"{found} that belongs to {owner}, {mode}, while this is user {me}, is in the way of a file of the {what}. "

@@ -417,8 +417,11 @@ def new_reader(created: int, block: int, offset: int) -> bytes:
 
 
 def is_whole_reader(data: bytes) -> bool:
-    """Whether it has its size and says when it was made, as a server always does: else it was cut short, or is zeros."""
-    return len(data) >= READER_SIZE and unpack_common(data).created != 0
+    """Whether it has its size and says when it was made, as a server always does, else it was cut short, or is zeros; and whether
+    its filter, which no message would pass, has no zero byte: else a byte was changed.
+    """
+    slot = data[FILTER_AT : FILTER_AT + SLOT]
+    return len(data) >= READER_SIZE and unpack_common(data).created != 0 and not (slot[0] < SLOT and 0 in slot[1 : 1 + slot[0]])
 
 
 def whole_reader(data: bytes, created: int) -> bytes:

@@ -115,7 +115,8 @@ def missing_rdx(path: str) -> Corrupt:
 
 def short_rdx(path: str) -> Corrupt:
     return Corrupt(
-        f"the file is shorter than {zbus.READER_SIZE:,} bytes, or zeros; no zbus server leaves that. Restore it, or let "
+        f"the file is shorter than {zbus.READER_SIZE:,} bytes, or zeros, or its filter has a zero byte; no zbus server leaves "
+        "that. Restore it, or let "
         "`qewqew repair` (repair_topic) write it again from the reader's log, without mask, creator and extensions",
         path=path,
         offset=0,

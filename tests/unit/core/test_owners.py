@@ -260,3 +260,36 @@ def test_waiting_stages_of_a_user_and_of_root_are_put_together(users: Path) -> N
     assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in waiting] == [0] * 6
     assert inspect(users / "q").records == before + 6
     assert find(str(users)).queues == ["q"]
+
+
+@as_root
+@pytest.mark.parametrize(
+    "name", ["q.qew.stamp", "q.qew.wal", "q.qew", "t/t.lock", "t/t.wal", "t/state/r.lock", "t/state/new.lock"]
+)
+def test_root_writes_to_no_file_of_its_own_under_a_name_that_a_user_gave_it(name: str, users: Path) -> None:
+    def fill(path: Path) -> None:
+        with Queue(path / "q.qew") as queue, Topic(path / "t") as topic, topic.reader("r"):
+            queue.put(b"1")
+            topic.append(b"1")
+
+    as_user(fill, users)
+
+    def use() -> None:
+        if name.startswith("q"):
+            with Queue(users / "q.qew") as queue:
+                queue.put(b"2")
+        else:
+            with Topic(users / "t") as topic, topic.reader("new" if "new" in name else "r") as reader:
+                topic.append(b"2")
+                reader.read_many(3)
+
+    secret = users.parent / f"{users.name}.of-root"
+    secret.write_bytes(b"root's")
+    try:
+        (users / name).unlink(missing_ok=True)
+        os.link(secret, users / name)  # where fs.protected_hardlinks is 0, the user can do this
+        with pytest.raises(BadPath, match=r"a hard link to a file of root \(0\)"):
+            use()
+        assert secret.read_bytes() == b"root's"
+    finally:
+        secret.unlink()

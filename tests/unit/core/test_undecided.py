@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from disk import NoSync
 
-from qewqew_core import Topic, repair_topic
+from qewqew_core import Corrupt, Topic, inspect_reader, repair_topic
 from qewqew_core.formats import zbus
 from qewqew_core.topic import topic_paths
 from qewqew_core.topic.topic_session import TopicSession
@@ -126,3 +126,21 @@ def test_a_commit_is_not_forgotten_while_a_reader_of_it_cannot_be_read(file: str
             with topic.reader(name) as reader:
                 assert [message.body for message in reader.read_many(9)][:2] == [b"1", b"result"], name
     assert repair_topic(path).damage == []
+
+
+@pytest.mark.parametrize("bit", range(7))
+def test_a_flipped_bit_in_the_length_of_a_filter_hides_no_message(bit: int, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    rdx = Path(topic_paths.rdx_of(str(path), "r"))
+    with Topic(path, _files=NoSync()) as topic, topic.reader("r"):
+        topic.append_many([b"0", b"1"])
+    data = bytearray(rdx.read_bytes())
+    data[zbus.FILTER_AT] ^= 1 << bit
+    rdx.write_bytes(data)
+    with pytest.raises(Corrupt, match=r"r\.rdx.*its filter has a zero byte"):
+        inspect_reader(path, "r")
+    with Topic(path, _files=NoSync()) as topic, pytest.raises(Corrupt, match=r"r\.rdx.*its filter has a zero byte"):
+        topic.reader("r")
+    repair_topic(path)
+    with Topic(path, _files=NoSync()) as topic, topic.reader("r") as reader:
+        assert [message.body for message in reader.read_many(10)] == [b"0", b"1"]
