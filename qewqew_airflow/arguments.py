@@ -29,7 +29,7 @@ def _has_xcom(value: Any) -> bool:
     return isinstance(value, XComArg) or (isinstance(value, (list, tuple)) and any(map(_has_xcom, value)))
 
 
-def read(owner: Any, checks: Mapping[str, Callable[[str, Any], Any]]) -> None:
+def read_arguments(owner: Any, checks: Mapping[str, Callable[[str, Any], Any]]) -> None:
     """Check the arguments that an operator keeps under these names, and keep what the checks return. Leaves out None, and what is
     not rendered yet.
     """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import AirflowSkipException
 from airflow.sdk import BaseOperator, TriggerRule, XComArg
 
-from qewqew_airflow.arguments import LIMITS, is_rendered_later, read
+from qewqew_airflow.arguments import LIMITS, is_rendered_later, read_arguments
 from qewqew_airflow.assets.qewqew import write_counts
 from qewqew_airflow.errors import fails_at_once, no_retry_for_the_hopeless
 from qewqew_airflow.hooks.qewqew import QewQewHook
@@ -86,12 +86,12 @@ class QewQewLeaseOperator(BaseOperator):
         self.lease_timeout: Any = lease_timeout
         self.qewqew_conn_id = qewqew_conn_id
         self._source()
-        read(self, LIMITS)
+        read_arguments(self, LIMITS)
 
     @no_retry_for_the_hopeless()
     def execute(self, context: Context) -> dict[str, Any]:
         hook, source = QewQewHook(self.qewqew_conn_id), self._source()
-        read(self, LIMITS)
+        read_arguments(self, LIMITS)
         leased = lease(hook, source, task_key(context), self.max_records, self.max_bytes, self.lease_timeout)
         batch = leased.batch
         names = {"connection": self.qewqew_conn_id, **source.names()}

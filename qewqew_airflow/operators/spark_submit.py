@@ -27,7 +27,7 @@ from airflow.sdk.log import mask_secret
 from airflow.utils.net import get_hostname
 
 from qewqew_airflow import errors
-from qewqew_airflow.arguments import LIMITS, is_rendered_later, read, whole
+from qewqew_airflow.arguments import LIMITS, is_rendered_later, read_arguments, whole
 from qewqew_airflow.assets.qewqew import write_counts
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import task_key
@@ -259,7 +259,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     # Before the lease: check what can be checked, so that a wrong argument or worker leases nothing.
 
     def _check_job(self) -> None:
-        read(self, NUMBERS)
+        read_arguments(self, NUMBERS)
         self.outputs = spark_job.with_texts_for_paths(self.outputs)
         spark_job.check_settings(self.conf, self._ready_made, self.application_args, self._texts())
         if not self._ready_made:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from tempfile import SpooledTemporaryFile
 
 from qewqew_core.disk.descriptors import NotCopied
@@ -23,7 +22,7 @@ class Spool(NotCopied):
             self._file.write(data)
             self._file.flush()
         except OSError as error:
-            if error.errno in (*FULL, errno.EFBIG):
+            if error.errno in FULL:
                 raise DiskFull(f"no room for temporary files (TMPDIR): {error.strerror}. Nothing was stored") from error
             said = f"no temporary file can be written (TMPDIR): {error.strerror}. Nothing was stored; set TMPDIR"
             raise BadPath(said, path=error.filename) from error

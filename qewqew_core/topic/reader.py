@@ -475,8 +475,9 @@ def _make_room_elsewhere(topic: OpenTopic, name: str) -> bool:
     return False
 
 
-def _makes_room(topic: OpenTopic, name: str) -> bool:
-    reader = Reader(
+def open_again(topic: OpenTopic, name: str, *, temporary: bool = False, lock_timeout: float | None = None) -> Reader:
+    """Open a reader that is there, not to read, but for what is to be done with it."""
+    return Reader(
         topic,
         name,
         filter=None,
@@ -484,8 +485,12 @@ def _makes_room(topic: OpenTopic, name: str) -> bool:
         window=1,
         redeliver_after=None,
         auto_commit=False,
-        temporary=False,
-        lock_timeout=0,
+        temporary=temporary,
+        lock_timeout=lock_timeout,
     )
+
+
+def _makes_room(topic: OpenTopic, name: str) -> bool:
+    reader = open_again(topic, name, lock_timeout=0)
     with reader, reader._engine.exclusive():
         return reader._leases.make_room() or places.remove_empty_homes(topic.files, reader._stem)

@@ -116,8 +116,8 @@ def missing_rdx(path: str) -> Corrupt:
 def short_rdx(path: str) -> Corrupt:
     return Corrupt(
         f"the file is shorter than {zbus.READER_SIZE:,} bytes, or zeros, or its filter has a zero byte; no zbus server leaves "
-        "that. Restore it, or let "
-        "`qewqew repair` (repair_topic) write it again from the reader's log, without mask, creator and extensions",
+        "that. Restore it, or let `qewqew repair` (repair_topic) write it again from the reader's log, without mask, creator and "
+        "extensions",
         path=path,
         offset=0,
     )
@@ -133,7 +133,7 @@ def check_temporary(files: Files, directory: str, name: str) -> None:
 def not_temporary(path: str) -> Corrupt:
     return Corrupt(
         "the file says that the reader is temporary, and its log says that it is not: it was not deleted. To keep it, call "
-        "Reader.keep(); to delete it, delete_reader (`qewqew readers delete`)",
+        "Reader.keep(); to delete it, delete_reader (`qewqew topic readers delete`)",
         path=path,
         offset=zbus.mask_patch(0)[0],
     )

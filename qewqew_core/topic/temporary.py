@@ -7,7 +7,7 @@ import logging
 from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.topic import reader_files, reader_inspection
 from qewqew_core.topic.open_topic import OpenTopic
-from qewqew_core.topic.reader import Reader
+from qewqew_core.topic.reader import open_again
 from qewqew_core.topic.topic_inspection import names_of_readers
 
 _logger = logging.getLogger(__name__)
@@ -19,20 +19,7 @@ def remove_temporary(topic: OpenTopic) -> None:
         if reader_files.is_temporary(topic.files, topic.path, name):
             try:
                 reader_inspection.check_temporary(topic.files, topic.path, name)
-                _end(topic, name)
+                # Closing deletes it if nobody else has it. Its consumer may just have done so: then this one is not to stay.
+                open_again(topic, name, temporary=True).close()
             except (BadPath, Corrupt) as error:  # it is told to who opens it, and keeps nobody from appending
                 _logger.warning("reader %s, which says that it is temporary, could not be removed: %s", name, error)
-
-
-def _end(topic: OpenTopic, name: str) -> None:
-    """Closing deletes it if nobody else has it. Its consumer may just have done so: then this one is not to stay."""
-    Reader(
-        topic,
-        name,
-        filter=None,
-        start="oldest",
-        window=1,
-        redeliver_after=None,
-        auto_commit=False,
-        temporary=True,
-    ).close()

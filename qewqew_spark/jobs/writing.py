@@ -34,17 +34,7 @@ from qewqew_spark.jobs.output import BATCH, FILE_FORMATS, SHOWN_FORMATS, Output
 from qewqew_spark.jobs.untyped import has_untyped, settle
 from qewqew_spark.tables.append import append_to
 from qewqew_spark.tables.evolution import Fold, Same, new_columns, same_in_a_database
-from qewqew_spark.tables.session import (
-    columns_ddl,
-    delete,
-    exists,
-    folding,
-    listed,
-    missing_format,
-    quoted,
-    rename,
-    setting,
-)
+from qewqew_spark.tables.session import columns_ddl, delete, exists, folding, listed, missing_format, quoted, rename, setting
 
 TYPED_FILES = {"parquet", "orc"}  # tell the types of their columns
 

@@ -15,7 +15,7 @@ import pytest
 from qewqew_core import Queue
 
 ROOT = Path(__file__).parents[3]
-GUIDES = {"api.md": 1, "moving.md": 2, "operations.md": 1, "topics.md": 2}  # and how many examples they have
+GUIDES = {"api.md": 1, "howto.md": 1, "moving.md": 2, "operations.md": 1, "topics.md": 2}  # and how many examples they have
 
 
 @pytest.mark.parametrize("guide", GUIDES)
