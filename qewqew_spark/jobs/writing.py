@@ -119,8 +119,7 @@ class Sink(ABC):
 
     def limited(self) -> list[StructField]:
         """The columns that take the fields of the records as they are, and may not hold each value; raises `BadArgument`."""
-        plain = self.output.sql is None and self.output.transform is None
-        return [*(self.there() or ())] if plain and self.limits else []
+        return [*(self.there() or ())] if self.output.is_plain and self.limits else []
 
     def check(self, table: DataFrame) -> None:
         """Raise `BadArgument` if the columns do not fit to those that are there."""
