@@ -226,6 +226,7 @@ class Once(Sink):
             keys=output.keys,
             order_by=output.order_by,
             operation=output.operation,
+            branch=output.branch,
             properties={name: str(value) for name, value in self.options.items()},
             schema_evolution=schema_evolution,
             since=min(datetime.fromisoformat(batch.created) for batch in batches),
