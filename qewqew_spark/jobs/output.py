@@ -44,6 +44,9 @@ class Output:
     # Not in the repr: a password that is passed from Python would get into a log.
     options: Mapping[str, Option | int | float | bool] = field(default_factory=dict, repr=False)
     commit: str = "driver"
+    keys: Sequence[str] = ()
+    order_by: str | None = None
+    operation: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         def check(good: bool, name: str, must: str) -> None:
@@ -65,6 +68,9 @@ class Output:
             "partition_by",
             "a list of column names",
         )
+        check(isinstance(self.keys, (list, tuple)) and all(map(_is_text, self.keys)), "keys", "a list of column names")
+        check(self.order_by is None or _is_text(self.order_by), "order_by", "the name of a column")
+        check(not self.operation or _is_operation(self.operation), "operation", 'like {"column": "op", "delete": ["D"]}')
         if not isinstance(self.options, Mapping) or not all(map(_is_text, self.options)):
             raise BadArgument("output: 'options' must be an object of strings, numbers and booleans")
         for name, value in self.options.items():
@@ -100,6 +106,12 @@ class Output:
             raise BadArgument("output: the format 'delta' needs the 'path' of the table")
         if self.commit != "driver" and not self.appends:
             raise BadArgument(f"output: 'commit' is for the formats {' and '.join(sorted(TABLE_FORMATS))}, not {self.format!r}")
+        if not self.keys and (self.order_by is not None or self.operation):
+            raise BadArgument("output: 'order_by' and 'operation' need 'keys'")
+        if self.keys and not self.appends:
+            raise BadArgument(f"output: 'keys' is for the formats {' and '.join(sorted(TABLE_FORMATS))}, not {self.format!r}")
+        if self.keys and self.commit != "driver":
+            raise BadArgument("output: with 'keys' the driver commits, so leave 'commit' out")
         if kind == "jdbc" and (missing := {"url", "dbtable"} - options):
             raise BadArgument(f"output: the format 'jdbc' needs the option {min(missing)!r}")
         if self.path is not None and not self.path.rstrip("/"):
@@ -212,6 +224,13 @@ def check_arguments(
 def check_url(what: str, name: str, url: str) -> None:
     """Raise `BadArgument` for a URL with a secret in it, which logs and command lines would show."""
     references.refuse_in_clear(what, {name: url}, "take it out of the URL, and give it to the store's client or to Hadoop")
+
+
+def _is_operation(value: object) -> bool:
+    if not isinstance(value, Mapping) or {*value} != {"column", "delete"}:
+        return False
+    values = value["delete"]
+    return _is_text(value["column"]) and isinstance(values, (list, tuple)) and bool(values) and all(map(_is_text, values))
 
 
 def _is_text(value: object) -> bool:

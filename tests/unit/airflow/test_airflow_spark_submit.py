@@ -53,6 +53,15 @@ def operator(**arguments: Any) -> QewQewSparkSubmitOperator:
             {"format": "jdbc", "options": {"url": "jdbc:x", "dbtable": "sums", "password": {"file": "/run/secrets/db"}}},
         ],
         [{"path": "/a", "transform": "shop.orders:clean"}, {"table": "lake.db.orders", "format": "iceberg"}],
+        [
+            {
+                "path": "/a",
+                "format": "delta",
+                "keys": ["id"],
+                "order_by": "ts",
+                "operation": {"column": "op", "delete": ["D"]},
+            },
+        ],
     ],
 )
 def test_outputs_that_the_job_can_write(outputs: Any) -> None:
@@ -77,6 +86,8 @@ def test_outputs_that_the_job_can_write(outputs: Any) -> None:
         ([{"path": "/a", "partition_by": "day"}], "'partition_by' must be a list of column names"),
         ([{"path": "/a", "partition_by": [""]}], "list of column names"),
         ([{"path": "/a", "partition_by": [1]}], "list of column names"),
+        ([{"path": "/a", "keys": ["id"]}], "'keys' is for the formats"),
+        ([{"path": "/a", "format": "delta", "keys": ["id"], "operation": {"column": "op"}}], "'operation' must be like"),
         ([{"path": "/a", "options": ["x"]}], "'options' must be an object"),
         ([{"path": "/a", "options": {"x": object()}}], "the option 'x' must be a string, a number"),
         ([{"format": "jdbc", "options": {"url": "jdbc:x", "dbtable": "orders"}}], "so set quarantine to where records go"),

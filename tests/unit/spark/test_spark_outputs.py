@@ -53,6 +53,24 @@ def test_an_output_is_a_json_object_with_defaults():
         ({"path": "x", "transform": "a.b"}, "'transform' must be 'module:function'"),
         ({"path": "x", "transform": "a:b()"}, "'transform' must be 'module:function'"),
         ({"path": "x", "options": {"a": {"env": ""}}}, "the option 'a' must be a string, a number"),
+        ({"path": "x", "keys": ["id"]}, "'keys' is for the formats delta and iceberg, not 'parquet'"),
+        ({"format": "jdbc", "keys": ["id"]}, "'keys' is for the formats"),
+        ({"path": "x", "format": "delta", "keys": "id"}, "'keys' must be a list of column names"),
+        ({"path": "x", "format": "delta", "keys": [""]}, "'keys' must be a list of column names"),
+        ({"path": "x", "format": "delta", "order_by": "ts"}, "'order_by' and 'operation' need 'keys'"),
+        ({"path": "x", "format": "delta", "operation": {"column": "op", "delete": ["D"]}}, "need 'keys'"),
+        ({"path": "x", "format": "delta", "keys": ["id"], "order_by": ["ts"]}, "'order_by' must be the name of a column"),
+        ({"path": "x", "format": "delta", "keys": ["id"], "commit": "spark"}, "with 'keys' the driver commits"),
+        *(
+            ({"path": "x", "format": "delta", "keys": ["id"], "operation": wrong}, "'operation' must be like .*delete")
+            for wrong in (
+                "D",
+                {"column": "op"},
+                {"column": "op", "delete": "D"},
+                {"column": "op", "delete": []},
+                {"delete": ["D"]},
+            )
+        ),
         ({"path": "x", "options": {"a": {"env": "A", "file": "b"}}}, "the option 'a' must be a string, a number"),
     ],
 )
