@@ -47,6 +47,7 @@ class Output:
     keys: Sequence[str] = ()
     order_by: str | None = None
     operation: Mapping[str, object] = field(default_factory=dict)
+    route: str | None = None
 
     def __post_init__(self) -> None:
         def check(good: bool, name: str, must: str) -> None:
@@ -63,6 +64,7 @@ class Output:
         )
         check(_is_text(self.format), "format", "the name of a format")
         check(self.commit in COMMITS, "commit", f"one of {', '.join(COMMITS)}")
+        check(self.route is None or _is_text(self.route), "route", "the name of a column")
         check(
             isinstance(self.partition_by, (list, tuple)) and all(map(_is_text, self.partition_by)),
             "partition_by",
@@ -118,6 +120,21 @@ class Output:
             raise BadArgument("output: 'path' is the root directory")
         if self.path is not None:
             check_url("output", "path", self.path)
+        if self.route is not None:
+            self._check_route(f"{{{self.route}}}")
+
+    def _check_route(self, mark: str) -> None:
+        if self.path is None and self.format.lower() != "iceberg":
+            raise BadArgument("output: 'route' needs a 'path', or a table of Iceberg")
+        if self.commit != "driver":
+            raise BadArgument("output: 'route' is for tables that the driver commits to, not for 'commit': 'spark'")
+        *above, last = str(self.path or self.table).rsplit("/" if self.path is not None else ".", 1)
+        if last.count(mark) != 1 or any(mark in part for part in above):
+            like = "/lake/" if self.path is not None else "lake.shop."
+            raise BadArgument(
+                f"output: with 'route', the last part of {'path' if self.path else 'table'!r} has the name of the column in "
+                f"braces, once, like '{like}{mark}', not {excerpt(self.path or self.table, 200)}"
+            )
 
     @classmethod
     def from_json(cls, text: str) -> Output:
@@ -152,6 +169,11 @@ class Output:
     def appends(self) -> bool:
         """Is it a table to which each batch is appended once, without a column for its id?"""
         return self.format.lower() in TABLE_FORMATS
+
+    @property
+    def is_plain(self) -> bool:
+        """Does it have the records as they are?"""
+        return self.sql is None and self.transform is None
 
     @property
     def partition_columns(self) -> list[str]:
@@ -206,19 +228,24 @@ def check_arguments(
     if max_bad_records is not None and max_bad_records < 0:
         raise BadArgument(f"max_bad_records is negative: {max_bad_records}")
     if quarantine is None:
-        path = next((output.path for output in outputs if output.path is not None), None)
+        path = next((output.path for output in outputs if output.path is not None and output.route is None), None)
         if path is None:
-            raise BadArgument("no output has a path, so set quarantine to where records go that do not decode")
+            raise BadArgument("no output has a path (without a route), so set quarantine to where records go that do not decode")
         quarantine = f"{path.rstrip('/')}-quarantine"
     quarantine = quarantine.rstrip("/")
     if not quarantine:
         raise BadArgument("the quarantine must be a directory, and not the root")
     check_url("quarantine", "quarantine", quarantine)
+    check_places(outputs, quarantine)
+    return quarantine
+
+
+def check_places(outputs: Sequence[Output], quarantine: str) -> None:
+    """Raise `BadArgument` if two go to one place."""
     places = [quarantine, *filter(None, [output.place for output in outputs])]
     for place in places:
         if places.count(place) > 1:
             raise BadArgument(f"two outputs, or an output and the quarantine, go to {place!r} and would overwrite each other")
-    return quarantine
 
 
 def check_url(what: str, name: str, url: str) -> None:

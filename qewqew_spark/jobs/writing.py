@@ -119,8 +119,7 @@ class Sink(ABC):
 
     def limited(self) -> list[StructField]:
         """The columns that take the fields of the records as they are, and may not hold each value; raises `BadArgument`."""
-        plain = self.output.sql is None and self.output.transform is None
-        return [*(self.there() or ())] if plain and self.limits else []
+        return [*(self.there() or ())] if self.output.is_plain and self.limits else []
 
     def check(self, table: DataFrame) -> None:
         """Raise `BadArgument` if the columns do not fit to those that are there."""
@@ -247,7 +246,7 @@ class Once(Sink):
 
     def limited(self) -> list[StructField]:
         """Keys are required. A record that removes a row may have no more than these."""
-        if not self.output.keys or self.output.sql is not None or self.output.transform is not None:
+        if not self.output.keys or not self.output.is_plain:
             return super().limited()
         rest = [] if self.output.operation else super().limited()
         return [*rest, *(StructField(name, StringType(), False) for name in self.output.keys)]  # the last of a name counts

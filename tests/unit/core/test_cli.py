@@ -294,6 +294,7 @@ def test_verify_reports_what_it_read(path):
         "unchecked": 0,
         "orphans": [],
         "problems": [],
+        "strange": {},
     }
 
 
@@ -334,7 +335,7 @@ def test_repair_prints_json(path):
     result = run("repair", path, "--yes", "--json")
     assert result.exit_code == 5
     found = json.loads(result.stdout)
-    assert list(found) == ["path", "kind", "ok", "records", "batches", "damage", "notes", "set_aside"]
+    assert list(found) == ["path", "kind", "ok", "records", "batches", "damage", "notes", "set_aside", "strange"]
     assert list(found["damage"][0]) == ["path", "offset", "bytes", "records", "what"]
     assert (found["ok"], found["records"], found["damage"][0]["records"]) == (False, 2, 0)  # the log still has them
     assert json.loads(done("repair", path, "--yes", "--json"))["ok"] is True

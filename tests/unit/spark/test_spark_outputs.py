@@ -147,7 +147,8 @@ JDBC = {"url": "jdbc:x", "dbtable": "t"}
         ([Output("x"), Output("x/")], {}, "go to 'x' and would overwrite each other"),
         ([Output(table="a.b"), Output(table="A.b")], {"quarantine": "q"}, "go to 'table a.b' and would overwrite"),
         ([Output(format="jdbc", options=JDBC)] * 2, {"quarantine": "q"}, "go to 'table t of jdbc:x' and would overwrite"),
-        ([Output(table="a.b")], {}, "no output has a path, so set quarantine"),
+        ([Output(table="a.b")], {}, "no output has a path .*, so set quarantine"),
+        ([Output("x/{a}", route="a")], {}, "no output has a path \\(without a route\\), so set quarantine"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(outputs, arguments, message):
