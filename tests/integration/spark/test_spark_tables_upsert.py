@@ -372,7 +372,7 @@ def test_a_delta_file_with_a_deletion_vector_is_left_alone_or_refused(lake: Lake
     actions = (
         protocol,
         {"remove": {**entry, "deletionTimestamp": 1}},
-        {"add": {**entry, "modificationTime": 1, "deletionVector": vector}},
+        {"add": {**entry, "modificationTime": 1, "stats": '{"numRecords": 2}', "deletionVector": vector}},
     )
     log = Path(place, "_delta_log", f"{DeltaTable(place).version() + 1:020}.json")
     log.write_text("\n".join(json.dumps({"commitInfo": {}} | action) for action in actions))
