@@ -44,9 +44,6 @@ class Output:
     # Not in the repr: a password that is passed from Python would get into a log.
     options: Mapping[str, Option | int | float | bool] = field(default_factory=dict, repr=False)
     commit: str = "driver"
-    keys: Sequence[str] = ()
-    order_by: str | None = None
-    operation: Mapping[str, object] = field(default_factory=dict)
     route: str | None = None
     branch: str | None = None
     keys: Sequence[str] = ()
