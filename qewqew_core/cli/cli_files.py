@@ -15,6 +15,7 @@ from qewqew_core.cli import terminal
 from qewqew_core.cli.targets import AsTopic, Json, LockTimeout, Path, existing, group, to_fill
 from qewqew_core.cli.texts import counted
 from qewqew_core.disk.files import DISK
+from qewqew_core.disk.opening import opening
 from qewqew_core.errors import BadArgument
 from qewqew_core.formats.zbus import Message
 from qewqew_core.tools import diskqueue, exchange, marker
@@ -63,7 +64,8 @@ def export(
             exchange.write_json_lines(sys.stdout.buffer, rows, kind is Kind.TOPIC)
             sys.stdout.buffer.flush()
             return
-        count = _new_file(to, lambda file: exchange.write_json_lines(file, rows, kind is Kind.TOPIC))
+        with opening(to, "file", "try again"):
+            count = _new_file(to, lambda file: exchange.write_json_lines(file, rows, kind is Kind.TOPIC))
     found = {"path": path, "kind": kind, "records": count, "file": to}
     terminal.answer(as_json, found, f"{counted(count, 'record')} exported to {to}")
 
@@ -78,6 +80,13 @@ def _new_file(path: str, store: Callable[[IO[bytes]], int]) -> int:
     if os.path.lexists(path):
         raise BadArgument("the file exists already; remove it, or choose another name", path=path)
     part = f"{path}.{os.getpid()}.part"
+    try:
+        return _linked(part, path, store)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error  # the name that the user knows
+
+
+def _linked(part: str, path: str, store: Callable[[IO[bytes]], int]) -> int:
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             count = store(file)
