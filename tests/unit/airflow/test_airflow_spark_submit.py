@@ -28,6 +28,7 @@ from qewqew_airflow.operators.spark_submit import QewQewSparkSubmitOperator
 from qewqew_airflow.operators.spark_worker import check_java, find_spark_submit
 from qewqew_airflow.shared.source import Source
 from qewqew_core import BadArgument, BadPath, Batch, Queue, Topic
+from qewqew_core.tools import marker
 from qewqew_spark.jobs.batch import arguments
 from qewqew_spark.jobs.output import Output
 
@@ -167,7 +168,7 @@ def test_a_task_that_fails_before_it_has_leased_makes_no_reader_to_return_a_batc
     submit = operator(queue_name=None, topic="events", reader="load", outputs=OUTPUTS)
     context: Any = {"ti": SimpleNamespace(try_number=1, max_tries=0)}
     submit._after_failure(context, QewQewHook(), "key", AirflowException("no Java"))
-    assert list(directory.iterdir()) == []
+    assert [path.name for path in directory.iterdir()] == [marker.NAME]
     submit.topic = "../events"
     with pytest.raises(BadPath, match="is not the name"):
         submit._source().path(QewQewHook())
