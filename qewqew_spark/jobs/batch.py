@@ -274,7 +274,7 @@ def arguments(argv: Sequence[str] | None = None, source: str = "batch") -> argpa
     parser = _Arguments(prog=f"{source}.py", description=description, allow_abbrev=False)
     add = parser.add_argument
     add(source, metavar=source.upper(), help=help)
-    fields = '{"path" or "table": …, "sql" or "transform": …, "format": …, "route": …, "partition_by": […], "options": {…}, …}'
+    fields = '{"path" or "table": …, "sql" or "transform": …, "format": …, "route": …, "keys": […], "options": {…}, …}'
     add("--output", dest="outputs", action="append", required=True, metavar="JSON", help=f"{fields}; may be repeated")
     add("--codec", default="json", help=f"what the records are: {', '.join(CODECS)}; default: json")
     add("--schema", metavar="DDL", help="fields of the records, like 'id BIGINT, name STRING'; default: inferred from JSON")

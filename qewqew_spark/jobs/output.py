@@ -44,10 +44,11 @@ class Output:
     # Not in the repr: a password that is passed from Python would get into a log.
     options: Mapping[str, Option | int | float | bool] = field(default_factory=dict, repr=False)
     commit: str = "driver"
+    route: str | None = None
+    branch: str | None = None
     keys: Sequence[str] = ()
     order_by: str | None = None
     operation: Mapping[str, object] = field(default_factory=dict)
-    route: str | None = None
 
     def __post_init__(self) -> None:
         def check(good: bool, name: str, must: str) -> None:
@@ -70,6 +71,7 @@ class Output:
             "partition_by",
             "a list of column names",
         )
+        check(self.branch is None or _is_text(self.branch), "branch", "the name of a branch")
         check(isinstance(self.keys, (list, tuple)) and all(map(_is_text, self.keys)), "keys", "a list of column names")
         check(self.order_by is None or _is_text(self.order_by), "order_by", "the name of a column")
         check(not self.operation or _is_operation(self.operation), "operation", 'like {"column": "op", "delete": ["D"]}')
@@ -112,6 +114,8 @@ class Output:
             raise BadArgument("output: 'order_by' and 'operation' need 'keys'")
         if self.keys and not self.appends:
             raise BadArgument(f"output: 'keys' is for the formats {' and '.join(sorted(TABLE_FORMATS))}, not {self.format!r}")
+        if self.branch is not None and (kind != "iceberg" or self.commit != "driver"):
+            raise BadArgument("output: 'branch' is for the format 'iceberg', with 'commit': 'driver'")
         if self.keys and self.commit != "driver":
             raise BadArgument("output: with 'keys' the driver commits, so leave 'commit' out")
         if kind == "jdbc" and (missing := {"url", "dbtable"} - options):
@@ -174,6 +178,11 @@ class Output:
     def is_plain(self) -> bool:
         """Does it have the records as they are?"""
         return self.sql is None and self.transform is None
+
+    @property
+    def named(self) -> list[str]:
+        """The columns that say which rows are replaced and removed."""
+        return [*self.keys, *filter(None, [self.order_by, str(self.operation.get("column", ""))])]
 
     @property
     def partition_columns(self) -> list[str]:

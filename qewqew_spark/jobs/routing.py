@@ -67,11 +67,14 @@ def routed(output: Output, table: DataFrame, fold: Fold) -> list[Routed]:
     by = _named(output.route, table.columns, fold)
     if by is None:
         raise BadArgument(f"output: no column {output.route!r} to route by; the columns are {', '.join(table.columns)}")
-    kept = {fold(name) for name in (by, *output.partition_columns)}  # have their type, whatever is in them
+    # Have their type, whatever is in them.
+    kept = {fold(name) for name in (by, *output.partition_columns, *output.named)}
     value = _text(_column(by))
     safe = _is_safe(value)
     counts = [F.count(leaf) for each in table.schema if fold(each.name) not in kept for leaf in _leaves(each)]
-    groups = table.groupBy(safe.alias("safe"), F.when(safe, F.lower(value)).otherwise(value).alias("value")).agg(F.count(F.lit(1)), *counts)
+    groups = table.groupBy(safe.alias("safe"), F.when(safe, F.lower(value)).otherwise(value).alias("value")).agg(
+        F.count(F.lit(1)), *counts
+    )
     found = groups.orderBy("safe", "value").limit(MOST + 1).collect()
     if found and not found[0]["safe"]:
         shown = "null" if found[0]["value"] is None else excerpt(found[0]["value"], 80)

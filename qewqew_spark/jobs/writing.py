@@ -226,6 +226,7 @@ class Once(Sink):
             keys=output.keys,
             order_by=output.order_by,
             operation=output.operation,
+            branch=output.branch,
             properties={name: str(value) for name, value in self.options.items()},
             schema_evolution=schema_evolution,
             since=min(datetime.fromisoformat(batch.created) for batch in batches),
@@ -246,7 +247,7 @@ class Once(Sink):
 
     def limited(self) -> list[StructField]:
         """Keys are required. A record that removes a row may have no more than these."""
-        if not self.output.keys or not self.output.is_plain:
+        if not (self.output.keys and self.output.is_plain):
             return super().limited()
         rest = [] if self.output.operation else super().limited()
         return [*rest, *(StructField(name, StringType(), False) for name in self.output.keys)]  # the last of a name counts

@@ -93,7 +93,7 @@ class Append(ABC):
     ``table``: Iceberg's `catalog.namespace.table`, or the path or URL of a Delta table; it is made if it is not there, with
     ``partition_by`` and ``properties``. ``batches``: each names a batch, and nothing else ever. ``schema_evolution``: "merge",
     "fail" or "ignore", as of the job. ``since``: when the oldest of the batches was made. Where the table has forgotten
-    commits since then, a warning is logged.
+    commits since then, a warning is logged. ``branch``: of an Iceberg table, which has it already; None: its main one.
     """
 
     kind: str
@@ -109,6 +109,7 @@ class Append(ABC):
         properties: Mapping[str, str] | None = None,
         schema_evolution: str = "merge",
         since: datetime | None = None,
+        branch: str | None = None,
     ) -> None:
         self.spark = spark
         self.table = table
@@ -117,6 +118,7 @@ class Append(ABC):
         self.properties = {name: str(value) for name, value in (properties or {}).items()}
         self.schema_evolution = schema_evolution
         self.since = since
+        self.branch = branch
         self.left_out: list[str] = []  # columns that are not written, because the table lacks them
         self.attempt = uuid.uuid4().hex
 
@@ -401,6 +403,8 @@ def append_to(
         options["upsert"] = Upsert(keys, order_by, operation or {})
         if commit == "spark":
             raise BadArgument("commit 'spark' only appends: for keys leave commit out, or run a MERGE INTO of your own")
+    if options.get("branch") is not None and (kind, commit) != ("iceberg", "driver"):
+        raise BadArgument("'branch' is for Iceberg, where the driver commits")
     module, name = ("by_spark", f"{FORMATS[kind]}BySpark") if commit == "spark" else (kind, f"{FORMATS[kind]}Append")
     try:
         made: Append = getattr(importlib.import_module(f"qewqew_spark.tables.{module}"), name)(spark, table, batches, **options)

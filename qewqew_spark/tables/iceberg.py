@@ -21,6 +21,7 @@ from pyiceberg.io.pyarrow import ArrowScan, schema_to_pyarrow
 from pyiceberg.manifest import DataFile, FileFormat
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, Table, TableProperties
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, types
 from pyspark.sql import functions as F
@@ -103,6 +104,13 @@ class IcebergAppend(StagedAppend):
         if oldest is not None and forgotten and len(found) < len(wanted):
             self.warn_of_forgotten(oldest.timestamp_ms / 1000)
         return found
+
+    def check(self, columns: types.StructType) -> None:
+        super().check(columns)
+        table = self._table or self._load()
+        if self.branch is not None and (table is None or self.branch not in _branches(table)):
+            known = "does not exist" if table is None else f"has the branches {', '.join(_branches(table)) or 'none'}"
+            raise BadArgument(f"{self.what} {known}; create the branch {excerpt(self.branch, 80)} first, from one that is there")
 
     def there(self) -> types.StructType | None:
         table = self._table or self._load()
@@ -189,7 +197,7 @@ class IcebergAppend(StagedAppend):
                 if written.by_names and table.name_mapping() is None:
                     mapping = table.schema().name_mapping.model_dump_json()
                     transaction.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping})
-                update = transaction.update_snapshot(self.marks)
+                update = transaction.update_snapshot(self.marks, self.branch or MAIN_BRANCH)
                 merging = table.properties.get(TableProperties.MANIFEST_MERGE_ENABLED, "").lower() == "true"
                 appending = update.merge_append if merging else update.fast_append
                 with update.overwrite() if removed else appending() as producer:
@@ -234,7 +242,8 @@ class IcebergAppend(StagedAppend):
                     bounds = make.GreaterThanOrEqual(field.name, range.least), make.LessThanOrEqual(field.name, range.greatest)
                     wanted = make.And(wanted, *bounds)
         try:
-            tasks = [*table.scan(row_filter=wanted).plan_files()]
+            scan = table.scan(row_filter=wanted)
+            tasks = [*(scan if self.branch is None else scan.use_ref(self.branch)).plan_files()]
         except (ValueError, NotImplementedError) as error:
             raise BadArgument(f"{self.what} cannot be read by PyIceberg: {error}") from error
         for task in tasks:
@@ -289,6 +298,10 @@ def _catalog(spark: SparkSession, name: str) -> Catalog:
     # Any snapshot may name the batch. With "refs", as Spark's connector may be set up, a REST server sends only the last one.
     catalog.properties[SNAPSHOT_LOADING_MODE] = "all"
     return catalog
+
+
+def _branches(table: Table) -> list[str]:
+    return sorted(name for name, ref in table.refs().items() if ref.snapshot_ref_type == SnapshotRefType.BRANCH)
 
 
 def _columns(schema: pa.Schema) -> types.StructType:

@@ -175,3 +175,27 @@ def test_a_batch_with_routes_is_decoded_once(spark: Any, tmp_path: Path) -> None
         run(spark, batch_of(tmp_path, EVENTS), [Output(f"{tmp_path}/lake/{{type}}", route="type")], quarantine=f"{tmp_path}/bad")
     assert len(made) == 3
     assert made[0].agg(F.count("*")).collect()[0][0] == 2  # kept by nobody now, and readable
+
+
+@pytest.mark.parametrize("kind", ["iceberg", "delta"])
+def test_routed_rows_replace_those_of_their_table(lake: Lake, kind: str, tmp_path: Path) -> None:
+    place = {"table": "lake.shop.{type}"} if kind == "iceberg" else {"path": f"{tmp_path}/{{type}}"}
+    output = Output(
+        **place, route="type", format=kind, keys=["id"], order_by="changed", operation={"column": "op", "delete": ["D"]}
+    )
+
+    def change(number: int, *records: dict[str, Any]) -> None:
+        batch = batch_of(tmp_path, records, number)
+        run(
+            lake.session,
+            batch,
+            [output],
+            quarantine=f"{tmp_path}/bad",
+            schema="type STRING, id INT, changed INT, op STRING, n INT",
+        )
+
+    change(1, *({"type": name, "id": number, "n": 0} for name in ("a", "b") for number in (1, 2)))
+    change(2, {"type": "a", "id": 1, "changed": 5, "n": 1}, {"type": "b", "id": 2, "changed": 5, "op": "D"})
+    change(3, {"type": "a", "id": 1, "changed": 4, "n": 2}, {"type": "b", "id": 1, "changed": 4, "n": 2})
+    assert lake.rows(kind, "id, changed, n", "a") == [(1, 5, 1), (2, None, 0)]
+    assert lake.rows(kind, "id, changed, n", "b") == [(1, 4, 2)]
