@@ -345,10 +345,10 @@ class StagedAppend(Append):
                 return True  # the table is another one now: look again, or a commit in between would not be seen
             if self.upsert is not None:
                 self._merge(files, deleted)
-            # While nobody knows whether the files are the table's, `abort` must not remove them: they stay as orphans.
+            # Once they may be the table's, `abort` must not remove the files: if they are not, they stay as orphans.
             self._staged = None
             done = self._add(files)
-            self._staged = staged
+            self._staged = None if done else staged
             return done
 
         commit = self.commit_once(add)
