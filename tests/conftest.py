@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stride import LEVEL, OFFSET, every, is_wanted
+from stride import LEVEL, OFFSET, SHARE, every, is_wanted, shared
 
 HERE = Path(__file__).parent
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
@@ -80,9 +80,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Callable[..., None])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    unwanted = [item for item in items if not is_wanted(item)]
-    config.hook.pytest_deselected(items=unwanted)
-    items[:] = [item for item in items if is_wanted(item)]
+    wanted = shared([item for item in items if is_wanted(item)])
+    chosen = set(wanted)
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = wanted
     for item in items:
         for mark in item.iter_markers("quick"):
             item.user_properties.append(("shows", mark.args[0]))
@@ -93,7 +94,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if LEVEL not in ("quick", "rest") or terminalreporter.config.option.collectonly:
         return
     line = terminalreporter.write_line
-    repeat = f"./run test{'' if LEVEL == 'quick' else ' --rest'} --offset {OFFSET}"
+    options = (" --rest" if LEVEL == "rest" else "") + (f" --share {SHARE}" if SHARE > 1 else "")
+    repeat = f"./run test{options} --offset {OFFSET}"
     line("")
     if LEVEL == "quick":
         shown: dict[str, str] = {}

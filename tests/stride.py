@@ -19,6 +19,7 @@ T = TypeVar("T")
 LEVELS = ("quick", "full", "rest", "soak")
 LEVEL = os.environ.get("QEWQEW_TEST_LEVEL", "full")
 OFFSET = int(os.environ.get("QEWQEW_TEST_OFFSET", "0"))
+SHARE = int(os.environ.get("QEWQEW_TEST_SHARE", "1"))  # a run has every so many-th of its tests
 assert LEVEL in LEVELS, f"QEWQEW_TEST_LEVEL={LEVEL} is not one of {', '.join(LEVELS)}"
 
 
@@ -87,6 +88,11 @@ def is_wanted(item: pytest.Item) -> bool:
         getattr(item, "obj", None), "is_hypothesis_test", False
     )
     return {"quick": _is_quickly(item), "rest": has_other_positions or not _is_quickly(item)}.get(LEVEL, True)
+
+
+def shared(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Of all tests of a run those in its share: another one with another offset."""
+    return items[OFFSET % SHARE :: SHARE]
 
 
 def examples(*, quick: int, full: int, soak: int) -> int:

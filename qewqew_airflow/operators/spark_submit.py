@@ -114,7 +114,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         ``sql`` (over the view ``batch``) or ``transform`` (``module:function``), ``format`` (default parquet),
         ``partition_by`` (list of columns), ``options`` (dict of the format's options; a password as
         ``{"env": NAME}`` or ``{"file": PATH}``), ``commit`` (templated). Each is overwritten under the batch's id. An
-        Iceberg or Delta table gets the batch appended once, with ``commit`` "spark" through Spark's own connector
+        Iceberg or Delta table gets the batch appended once, with ``commit`` "spark" through Spark's own connector; with
+        ``keys`` (list of columns), ``order_by`` and ``operation`` its rows replace or remove those with the same keys
     :param codec: what the records are: json (default), csv, avro, msgpack, text or bytes (templated)
     :param schema: of the records, as Spark DDL (templated); without it Spark infers it from JSON records
     :param read_options: dict of options of the data source or codec (templated)

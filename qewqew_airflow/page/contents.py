@@ -161,7 +161,7 @@ def _row(hook: QewQewHook, name: str, describe: Callable[[str], dict[str, Any]])
 
 
 def queue_row(path: str) -> dict[str, Any]:
-    stats, state = inspection.inspect_state(path)
+    stats, state = inspection.inspect_state(path, closely=True)
     return {
         "waiting": stats.records,
         "bytes": stats.bytes,
@@ -172,7 +172,7 @@ def queue_row(path: str) -> dict[str, Any]:
 
 
 def topic_row(path: str) -> dict[str, Any]:
-    stats, states = topic_inspection.inspect_topic(path)
+    stats, states = topic_inspection.inspect_topic(path, closely=True)
     readers = [
         {
             "name": name,

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 from qewqew_core.batch import manifest
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import Manifest
+from qewqew_core.disk.directories import Foreign
 from qewqew_core.disk.files import Files, write_new
+from qewqew_core.disk.opening import strange
 from qewqew_core.errors import BadPath
 from qewqew_core.keys import key_hash
 
@@ -77,6 +80,29 @@ def on_disk(files: Files, directory: str) -> int:
         for name in files.list(directory):
             total += files.status(os.path.join(directory, name)).st_blocks * 512
     return total
+
+
+def names_in(files: Files, *homes: str, are_batches: bool = True) -> Iterator[tuple[str, bool]]:
+    """The paths in these directories, those of batches, and in each batch, at which something else may be than belongs there, and
+    whether that is a directory: of what is not a directory or, in a batch, a regular file; and all if others may write there.
+    """
+    for home in homes:
+        try:
+            found = sorted(files.kinds(home, directories=are_batches).items())
+        except (FileNotFoundError, NotADirectoryError, Foreign):  # what is there instead has a name of its own
+            continue
+        for name, is_right in found:
+            path = os.path.join(home, name)
+            if files.may_be_foreign or not is_right:
+                yield path, are_batches
+            if are_batches and is_right:
+                yield from names_in(files, path, are_batches=False)
+
+
+def is_strange(files: Files, directory: str, what: str) -> bool:
+    """Whether something else is in the place of this directory of a batch, or of a file in it. ``what``: see `opening`."""
+    found = strange(files, chain([(directory, True)], names_in(files, directory, are_batches=False)), what)
+    return next(found, None) is not None
 
 
 def without_files(

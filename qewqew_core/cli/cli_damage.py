@@ -38,6 +38,7 @@ from qewqew_core.cli.texts import counted, iso, sized
 from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.files import Files, read_all
 from qewqew_core.errors import BadArgument, BadManifest, BadPath, Corrupt, Empty
+from qewqew_core.queue.inspection import strange_at_chunks
 from qewqew_core.queue.orphans import Orphan
 from qewqew_core.queue.queue import Queue
 from qewqew_core.queue.repairing import repair as repair_queue
@@ -65,7 +66,8 @@ _LINES = 1000  # that are written at once
 def verify(path: Path, dialect: WhichDialect = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False) -> None:
     """Read everything that a queue or topic and its batches hold, and compare it with its checksums. Changes nothing.
 
-    A queue is locked while this runs. The exit code is 5 if there are problems.
+    A queue is locked while this runs. The exit code is 5 if there is damage, else 1 if something strange is at a name of the
+    store: a link, a pipe, a file of another user.
     """
     kind = existing(path)
     only_for(Kind.TOPIC, kind, path, dialect=dialect)
@@ -80,18 +82,31 @@ def verify(path: Path, dialect: WhichDialect = None, lock_timeout: LockTimeout =
     else:
         for problem in report.problems:
             terminal.print_line(f"damage: {problem}")
+        _print_strange(report.strange)
         for orphan in report.orphans:
-            terminal.print_line(f"nothing refers to it, see `qewqew orphans`: {orphan}")
+            terminal.print_line(f"nothing refers to it, see `qewqew orphans list {path}`: {orphan}")
         sums = [counted(report.files, "file"), counted(report.batches, "batch", "batches"), sized(report.bytes)]
-        found = "no problems" if report.ok else counted(len(report.problems), "problem")
+        found = "no problems" if report.ok else counted(len(report.problems) + len(report.strange), "problem")
         terminal.print_line(f"{found}: {counted(report.records, 'record')} are correct ({', '.join(sums)})")
         if report.unchecked:
             terminal.print_line(
                 f"{sized(report.unchecked)} have no checksum: a zbus server wrote them, or the log with the checksum was lost"
             )
-    if not report.ok:
+    if report.problems:
         terminal.say(f"`qewqew repair {path}` rescues what can be read")
-        raise typer.Exit(terminal.DAMAGED)
+    _end(path, report.strange, bool(report.problems))
+
+
+def _print_strange(strange: dict[str, str]) -> None:
+    for place, said in strange.items():
+        terminal.print_line(f"strange: {place}: {said}")
+
+
+def _end(path: str, strange: dict[str, str], damaged: bool) -> None:
+    if strange:
+        terminal.say(f"move away what is strange, which no repair does; then `qewqew verify {path}` tells whether all is well")
+    if damaged or strange:
+        raise typer.Exit(terminal.DAMAGED if damaged else terminal.FAILED)
 
 
 def _open(path: str, kind: Kind, dialect: Dialect | None, lock_timeout: float) -> Queue | Topic:
@@ -106,8 +121,8 @@ def repair(
 ) -> None:
     """Make a damaged queue or topic usable again, with every record that can be read and no wrong one.
 
-    Damaged files are moved aside, never deleted. If nothing is wrong, nothing changes. The exit code is 5 if there was damage,
-    even if it is repaired now.
+    Damaged files are moved aside, never deleted. If nothing is wrong, nothing changes. What is strange, as verify says, stays.
+    The exit code is 5 if there was damage, even if it is repaired now, else 1 if something is strange.
     """
     kind = existing(path)
     only_for(Kind.TOPIC, kind, path, dialect=dialect)
@@ -127,10 +142,10 @@ def repair(
             terminal.print_line(f"note: {note}")
         if report.set_aside:
             terminal.print_line(f"set aside: {report.set_aside}")
+        _print_strange(report.strange)
         holds = f"the {kind} holds {counted(report.records, 'record')} and {counted(report.batches, 'batch', 'batches')}"
-        terminal.print_line(f"{'nothing to repair' if report.ok else 'repaired'}: {holds}")
-    if not report.ok:
-        raise typer.Exit(terminal.DAMAGED)
+        terminal.print_line(f"{'repaired' if report.damage else 'nothing to repair'}: {holds}")
+    _end(path, report.strange, bool(report.damage))
 
 
 def _lost(damage: Damage) -> str:
@@ -142,16 +157,22 @@ def _lost(damage: Damage) -> str:
 def orphans_list(path: QueuePath, lock_timeout: LockTimeout = 10.0, as_json: Json = False) -> None:
     """List chunk files that have records and that nothing refers to.
 
-    They are never delivered. Nobody can say whether their records were taken long ago, so look at them.
+    They are never delivered. Nobody can say whether their records were taken long ago, so look at them. What is
+    strange at the name of such a file, as verify says, is listed with what to do about it, and the exit code is 1.
     """
     with existing_queue(path, _NO_ORPHANS, lock_timeout) as queue:
-        found = queue.orphans()
+        found: list[Orphan | BadPath] = [*queue.orphans(), *strange_at_chunks(path)]
     terminal.answer_list(as_json, found, _orphan_json, _print_orphans, "no orphans")
+    if any(isinstance(each, BadPath) for each in found):
+        raise typer.Exit(terminal.FAILED)
 
 
-def _print_orphans(orphans: list[Orphan]) -> None:
+def _print_orphans(found: list[Orphan | BadPath]) -> None:
     rows = [
-        [os.path.basename(orphan.path), f"{orphan.records:,}", sized(orphan.bytes), orphan.problem or ""] for orphan in orphans
+        [os.path.basename(each.path or ""), "?", "?", each.what]
+        if isinstance(each, BadPath)
+        else [os.path.basename(each.path), f"{each.records:,}", sized(each.bytes), each.problem or ""]
+        for each in found
     ]
     terminal.print_table(["file", "records", "bytes", "problem"], rows, numbers=("records", "bytes"))
 
@@ -201,11 +222,16 @@ def _orphans(queue: Queue, names: list[str]) -> list[Orphan]:
     found = {os.path.basename(orphan.path): orphan for orphan in queue.orphans()}
     wanted = dict.fromkeys(map(os.path.basename, names))
     if missing := [name for name in wanted if name not in found]:
+        for error in strange_at_chunks(queue.path):
+            if os.path.basename(error.path or "") in missing:
+                raise error
         raise Empty(f"no orphan is called {missing[0]!r}; `qewqew orphans list` names them", path=queue.path)
     return [found[name] for name in wanted]
 
 
-def _orphan_json(orphan: Orphan) -> dict[str, Any]:
+def _orphan_json(orphan: Orphan | BadPath) -> dict[str, Any]:
+    if isinstance(orphan, BadPath):
+        return {"file": orphan.path, "records": None, "bytes": None, "problem": orphan.what}
     return {"file": orphan.path, "records": orphan.records, "bytes": orphan.bytes, "problem": orphan.problem}
 
 

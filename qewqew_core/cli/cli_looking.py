@@ -24,7 +24,7 @@ from qewqew_core.disk.files import DISK, look_into
 from qewqew_core.disk.opening import opening
 from qewqew_core.errors import QewQewError
 from qewqew_core.limits import now_ms
-from qewqew_core.queue.inspection import inspect, key_status
+from qewqew_core.queue.inspection import inspect_state, key_status
 from qewqew_core.secrecy import hide
 from qewqew_core.tools import listing
 from qewqew_core.tools.listing import Kind
@@ -40,9 +40,9 @@ def _look(path: str, kind: Kind) -> dict[str, Any]:
     """What a queue or topic holds as of its last commit; nothing is locked."""
     more: dict[str, Any] = {}
     if kind is Kind.QUEUE:
-        held = inspect(path)
+        held, _ = inspect_state(path, closely=True)
     else:
-        stats, readers = inspect_topic(path)
+        stats, readers = inspect_topic(path, closely=True)
         sizes = stats.messages, stats.bytes, stats.blocks, stats.oldest
         full = os.path.abspath(path)
         with opening(full, "topic"):

@@ -155,7 +155,9 @@ def trim(
 def readers_list(path: TopicPath, as_json: Json = False) -> None:
     """List the readers of a topic, and how many messages each has not committed."""
     existing(path, Kind.TOPIC, NO_READERS)
-    terminal.answer_list(as_json, readers_json(*inspect_topic(path)), dict, print_readers, "the topic has no readers")
+    terminal.answer_list(
+        as_json, readers_json(*inspect_topic(path, closely=True)), dict, print_readers, "the topic has no readers"
+    )
 
 
 @readers_app.command("add")

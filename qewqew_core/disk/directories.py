@@ -97,6 +97,11 @@ class Directories:
     _looks = False  # at whatever of ours is there, so that a store of that group is one, too
     _entered: dict[int, _Open]  # by thread
 
+    @property
+    def may_be_foreign(self) -> bool:
+        """Whether others may write in the directory of the store, so that the kind of a file does not say that it is ours."""
+        return self._is_shared
+
     def reach_from(self, base: str, owned_as: tuple[str, ...], group: int | None, looks: bool = False) -> None:
         """Files of the store in the directory ``base`` come next. ``looks``: see `look_into`."""
         self._base = base.rstrip("/") or "/"

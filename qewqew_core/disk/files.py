@@ -172,9 +172,9 @@ class Files(Directories):
         """The path without links, as far as it exists."""
         return os.path.realpath(path)
 
-    def kinds(self, path: str) -> dict[str, bool]:
-        """The names in a directory, in no order, and whether each is a regular file (a link is not)."""
-        return self._in(path, partial(listed, _kinds))
+    def kinds(self, path: str, *, directories: bool = False) -> dict[str, bool]:
+        """The names in a directory, in no order, and whether each is a regular file, or else a directory (a link is neither)."""
+        return self._in(path, partial(listed, partial(_kinds, "is_dir" if directories else "is_file")))
 
     def glob(self, pattern: str) -> list[str]:
         """The paths that match, in no order; those whose names begin with a dot only if the pattern says so."""
@@ -360,9 +360,9 @@ class Files(Directories):
         self._gone(path)
 
 
-def _kinds(directory: str | int) -> dict[str, bool]:
+def _kinds(question: str, directory: str | int) -> dict[str, bool]:
     with os.scandir(directory) as entries:
-        return {entry.name: entry.is_file(follow_symlinks=False) for entry in entries}
+        return {entry.name: getattr(entry, question)(follow_symlinks=False) for entry in entries}
 
 
 def _check_writable(directory: str | int) -> None:

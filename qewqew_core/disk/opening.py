@@ -40,7 +40,13 @@ _OF_THE_PROCESS = {
     errno.ENOMEM: "free some memory",
 }
 _MOVE_IT = "Nothing was changed; move it away"
-_KINDS = ((stat.S_ISDIR, "a directory"), (stat.S_ISLNK, "a link"), (stat.S_ISREG, "a file"))
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFLNK: "a link",
+    stat.S_IFREG: "a file",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
 
 
 @contextlib.contextmanager
@@ -74,6 +80,8 @@ def refused(error: OSError, path: str, what: str, again: str = "try again") -> D
         refusal = BadPath(f"no permission to use the {what}: {error.strerror}. {_who_may(where)}", path=path)
     elif error.errno in _NOT_OURS and error.filename:
         refusal = _is_in_the_way(error, where, what)
+    elif error.errno == errno.ENAMETOOLONG:
+        refusal = BadPath(f"the {what} cannot be used: {error.strerror}. {_OF_THE_PATH[error.errno]}", path=where)
     else:
         return None
     refusal.errno = error.errno
@@ -82,13 +90,22 @@ def refused(error: OSError, path: str, what: str, again: str = "try again") -> D
 
 def check_kinds(files: Files, names: Iterable[tuple[str, bool]], what: str) -> None:
     """Raise `BadPath` if something else is at one of these paths than a file of ours or, where that says True, a directory."""
+    for error in strange(files, names, what):
+        raise error
+
+
+def strange(files: Files, names: Iterable[tuple[str, bool]], what: str) -> Iterator[BadPath]:
+    """For each of these paths at which that is so, what is there, and what to do."""
     for path, is_directory in names:
-        with opening(path, what):
-            try:
-                files.check_kind(path, is_directory)
-            except Foreign:  # or somebody of the group makes it just now, and it is not the group's yet
-                time.sleep(0.01)
-                files.check_kind(path, is_directory)
+        try:
+            with opening(path, what):
+                try:
+                    files.check_kind(path, is_directory)
+                except Foreign:  # or somebody of the group makes it just now, and it is not the group's yet
+                    time.sleep(0.01)
+                    files.check_kind(path, is_directory)
+        except BadPath as error:
+            yield error
 
 
 def moved(path: str, what: str) -> Broken:
@@ -157,15 +174,15 @@ def _named(error: OSError, path: str, what: str, again: str) -> QewQewError:
 
 
 def _is_in_the_way(error: OSError, where: str, what: str) -> BadPath:
-    return BadPath(f"{_in_the_way(where)} is in the way of a file of the {what} ({error.strerror}). {_MOVE_IT}", path=where)
+    of = "this file" if what == "file" else f"a file of the {what}"
+    return BadPath(f"{_in_the_way(where)} is in the way of {of} ({error.strerror}). {_MOVE_IT}", path=where)
 
 
 def _in_the_way(path: str) -> str:
     """What is at the path, or on the way to it."""
     for place in _upwards(path):
         with contextlib.suppress(OSError):
-            mode = DISK.status(place, follow=False).st_mode
-            kind = next((kind for is_kind, kind in _KINDS if is_kind(mode)), "a pipe, a socket or a device")
+            kind = _KINDS.get(stat.S_IFMT(DISK.status(place, follow=False).st_mode), "a device")
             return kind if place == path else f"{kind} at {place}"
     return "something"
 

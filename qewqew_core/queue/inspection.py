@@ -16,8 +16,8 @@ from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.files import SMALL, Files, look_into, read_whole
 from qewqew_core.disk.journal import Body
 from qewqew_core.disk.looking import look_again
-from qewqew_core.disk.opening import check_kinds, opening
-from qewqew_core.errors import Corrupt, RecordsTaken
+from qewqew_core.disk.opening import opening
+from qewqew_core.errors import BadPath, Corrupt, RecordsTaken
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.formats.sparse_index import IndexEntry
@@ -28,6 +28,7 @@ from qewqew_core.queue.found import chain_of, look
 from qewqew_core.queue.reading import unread
 from qewqew_core.queue.recovery import believe
 from qewqew_core.queue.state import State
+from qewqew_core.queue.strangers import strange_chunks, strangers
 
 _T = TypeVar("_T")
 
@@ -42,15 +43,16 @@ def inspect(path: str | os.PathLike[str]) -> QueueStats:
     return inspect_state(path)[0]
 
 
-def inspect_state(path: str | os.PathLike[str]) -> tuple[QueueStats, State]:
-    """The same, and the state: the batches, acknowledged ones too, and the keys. Do not change it."""
+def inspect_state(path: str | os.PathLike[str], *, closely: bool = False) -> tuple[QueueStats, State]:
+    """The same, and the state: batches, acknowledged ones too, and keys. Do not change it. ``closely``: as of `strangers`."""
     full = paths.check_path(path)
 
     def with_stats() -> tuple[QueueStats, State]:
         state, _ = _look(full)
         files = _files_beside(full)
+        for error in strangers(files, full, closely):
+            raise error
         with files.entered():
-            check_kinds(files, paths.names_of(full), "queue")
             stats = stats_of(files, full, state)
             if stats.missing:  # or the batch was just ended
                 gone = without_files(files, full, state) & without_files(files, full, _look(full)[0])
@@ -58,6 +60,12 @@ def inspect_state(path: str | os.PathLike[str]) -> tuple[QueueStats, State]:
             return stats, state
 
     return steady(full, with_stats)
+
+
+def strange_at_chunks(path: str) -> list[BadPath]:
+    """What is at names of chunk files of a queue, and is not such a file, nor a topic."""
+    full = paths.check_path(path)
+    return steady(full, lambda: list(strange_chunks(_files_beside(full), full)))
 
 
 def key_status(path: str, key: str) -> KeyStatus:

@@ -41,6 +41,7 @@ from qewqew_core.queue.repair_decision import Decision
 from qewqew_core.queue.repair_pieces import Pieces
 from qewqew_core.queue.repair_plan import Plan
 from qewqew_core.queue.state import State
+from qewqew_core.queue.strangers import strangers
 from qewqew_core.secrecy import excerpt
 
 
@@ -70,6 +71,7 @@ def repair(
         header, created = with_room(Reserve(files, full + paths.LOG), partial(lock.acquire, files, full, lock_timeout))
         try:
             report = _Repair(files, full, header.fd).run()
+            report.note_strange(strangers(files, full), full)
             damage_met.forget(files, full)
             return report
         finally:
@@ -97,7 +99,8 @@ class _Repair:
         try:
             chain = self._pieces.read_chain(state)
             for batch in state.with_history():
-                self._pieces.read_batch(batch, state)
+                if not places.is_strange(self._files, places.directory_of(self._path, batch), "queue"):  # which stays
+                    self._pieces.read_batch(batch, state)
             if not self._plan.found_damage:
                 self._plan.report.records, self._plan.report.batches = state.records, state.kept
                 return self._plan.report
@@ -121,6 +124,7 @@ class _Repair:
         plan.report.set_aside = directory
         plan.report.records, plan.report.batches = new.records, new.kept
         body = asdict(plan.report) | {"set_aside": self._relative(directory)}
+        del body["strange"]  # which is what is there at the end
         body["damage"] = [entry | {"path": self._relative(entry["path"])} for entry in body["damage"]]
         generation = journal.new_generation()
         data = logs.snapshot(new, generation)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 from qewqew_core.batch import places
@@ -10,14 +9,14 @@ from qewqew_core.batch.reports import Report
 from qewqew_core.batch.segments import read_batch
 from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.files import Files, read_whole
-from qewqew_core.disk.opening import check_kinds
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.queue import log as logs
-from qewqew_core.queue import paths
+from qewqew_core.queue import orphans, paths
 from qewqew_core.queue.reading import read_pointers, unread
 from qewqew_core.queue.state import State
+from qewqew_core.queue.strangers import strangers
 
 
 def verify(files: Files, path: str, state: State, progress: Callable[[int, int], None] | None = None) -> Report:
@@ -28,7 +27,7 @@ def verify(files: Files, path: str, state: State, progress: Callable[[int, int],
     report = Report()
     total = sum(chunk_state.tail - chunk_state.head for chunk_state in state.chain.values())
     batches = list(state.batches.values())
-    with report.noting():
+    with report.noting(path, "queue"):
         batches = state.with_history()
     total += sum(batch.bytes + 2 * batch.records for batch in batches)
 
@@ -36,26 +35,27 @@ def verify(files: Files, path: str, state: State, progress: Callable[[int, int],
         if progress is not None:
             progress(report.bytes + 2 * report.records, total)
 
-    for name in paths.names_of(path):
-        with report.noting():
-            check_kinds(files, [name], "queue")
+    report.note_strange(strangers(files, path), path, "queue")
     log_path = path + paths.LOG
-    with report.noting():
+    with report.noting(log_path, "queue"):
         logs.replay(read_whole(files, log_path), log_path)
     for chunk_state in state.chain.values():
         if chunk_state.records:
             report.files += 1
-            with report.noting():
-                _verify_chunk(files, chunk.chunk_path(path, chunk_state.id), chunk_state, report, read)
+            file = chunk.chunk_path(path, chunk_state.id)
+            if not report.is_strange(file):
+                with report.noting(file, "queue"):
+                    _verify_chunk(files, file, chunk_state, report, read)
     for batch in batches:
         report.batches += 1
-        with report.noting():
-            for records in read_batch(files, places.directory_of(path, batch), batch):
-                report.records += len(records)
-                report.bytes += sum(map(len, records))
-                read()
-    for chunk_id in sorted(paths.chunk_ids(path, files.list(os.path.dirname(path))) - state.chain.keys()):
-        report.orphans.append(chunk.chunk_path(path, chunk_id))
+        directory = places.directory_of(path, batch)
+        if not report.is_strange(directory):
+            with report.noting(directory, "queue"):
+                for records in read_batch(files, directory, batch):
+                    report.records += len(records)
+                    report.bytes += sum(map(len, records))
+                    read()
+    report.orphans += [orphan.path for orphan in orphans.find(files, path, state)]
     return report
 
 

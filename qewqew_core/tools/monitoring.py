@@ -19,7 +19,7 @@ from qewqew_core.disk.files import look_into
 from qewqew_core.disk.lock import Holding
 from qewqew_core.errors import QewQewError
 from qewqew_core.limits import now_ms
-from qewqew_core.queue.inspection import inspect
+from qewqew_core.queue.inspection import inspect_state
 from qewqew_core.tools import listing
 from qewqew_core.tools.listing import Kind
 from qewqew_core.tools.printing import visible
@@ -75,7 +75,7 @@ def watch(paths: Iterable[str]) -> Iterator[Watched]:
 
 def _in(path: str, kind: Kind) -> Iterator[Watched]:
     if kind is Kind.QUEUE:
-        yield _look(path, kind, None, partial(inspect, path))
+        yield _look(path, kind, None, lambda: inspect_state(path, closely=True)[0])
         return
     try:
         readers = readers_of(path)
@@ -85,7 +85,7 @@ def _in(path: str, kind: Kind) -> Iterator[Watched]:
     if not readers:
         yield _look(path, kind, None, partial(_unread, path))
     for reader in readers:
-        yield _look(path, kind, reader, partial(inspect_reader, path, reader))
+        yield _look(path, kind, reader, partial(inspect_reader, path, reader, closely=True))
 
 
 def _look(path: str, kind: Kind, reader: str | None, look: Callable[[], QueueStats]) -> Watched:

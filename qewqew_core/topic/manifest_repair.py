@@ -51,6 +51,8 @@ class BatchRepair:
         forgotten = False
         for batch in self._state.with_history():
             directory = places.directory_of(self._stem, batch)
+            if places.is_strange(self._files, directory, "reader"):
+                continue  # that stays
             try:
                 places.roll_forward_place(self._files, self._stem, batch)
                 for _ in read_batch(self._files, directory, batch):

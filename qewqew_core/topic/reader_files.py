@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 from collections.abc import Iterator
+from itertools import chain
 
 from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_state import BatchState
@@ -18,7 +19,7 @@ from qewqew_core.batch.manifest import Manifest
 from qewqew_core.disk import lock
 from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.files import SMALL, Files, check_regular, check_size, read_whole, remove_if_there, write_new
-from qewqew_core.disk.opening import check_kinds, opening
+from qewqew_core.disk.opening import check_kinds, opening, strange
 from qewqew_core.errors import BadPath, Broken, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.limits import now_ms
@@ -62,6 +63,17 @@ def is_in_use(files: Files, stem: str) -> bool:
     with contextlib.suppress(FileNotFoundError), Descriptors([files.open_to_read(stem + LOCK)]) as (fd,):
         return lock.first_locked(fd, 1, 0) is not None
     return False
+
+
+def strangers(files: Files, directory: str, name: str, closely: bool = True) -> Iterator[BadPath | Corrupt]:
+    """What is in the place of a file or directory that a reader has or may have, and is not the reader's. ``closely``: also in
+    the directories of its batches: many that have ended may be kept.
+    """
+    homes = [stem_of(directory, name) + home for home in (places.BATCHES, places.DEAD)] if closely else []
+    found = list(strange(files, chain(names_of_reader(directory, name), places.names_in(files, *homes)), "reader"))
+    yield from found
+    if not found and (error := stranger(files, directory, name)) is not None:
+        yield error
 
 
 def stranger(files: Files, directory: str, name: str, log: bool = True) -> BadPath | Corrupt | None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from qewqew_core import arguments
+from qewqew_core.batch import places
 from qewqew_core.batch.stats import QueueStats
 from qewqew_core.disk.files import Files, list_if_there, look_into
 from qewqew_core.disk.looking import look_again
-from qewqew_core.disk.opening import check_kinds, opening
-from qewqew_core.errors import Corrupt, QewQewError
+from qewqew_core.disk.opening import opening, strange
+from qewqew_core.errors import BadPath, Corrupt, QewQewError
 from qewqew_core.formats.zbus import HEAD
 from qewqew_core.topic import block_sums, reader_files, reader_inspection, topic_paths
 from qewqew_core.topic.block_sums import waits_since
@@ -39,8 +42,9 @@ class TopicStats:
     strange: dict[str, QewQewError]  # readers that cannot be read: something else is in the place of one of their files
 
 
-def inspect_topic(path: str | os.PathLike[str]) -> tuple[TopicStats, dict[str, ReaderState]]:
+def inspect_topic(path: str | os.PathLike[str], *, closely: bool = False) -> tuple[TopicStats, dict[str, ReaderState]]:
     """What a topic holds, and its readers by name, as of their last commits. Takes no lock, waits for nobody, changes nothing.
+    ``closely``: see `reader_files.strangers`.
 
     Raises `BadPath` if there is no topic, and `Corrupt`.
     """
@@ -48,16 +52,28 @@ def inspect_topic(path: str | os.PathLike[str]) -> tuple[TopicStats, dict[str, R
 
     def look() -> tuple[TopicStats, dict[str, ReaderState]]:
         files = look_into(directory, directory)
-        check_kinds(files, topic_paths.names_of(directory, list_if_there(files, os.path.join(directory, "state"))), "topic")
+        for error in strangers(files, directory):
+            raise error
         with closing(View.of(files, directory)) as view:
-            return stats_of(files, view)
+            return stats_of(files, view, closely)
 
     with opening(directory, "topic"):
         return look_again(look)
 
 
-def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderState]]:
-    """Counts and sizes, and the readers by name, and what is wrong with those that others have replaced."""
+def strangers(files: Files, directory: str) -> Iterator[BadPath]:
+    """What is in the place of a file or directory that a topic itself has or may have, and is not the topic's; see
+    `reader_files.strangers`.
+    """
+    own = topic_paths.names_of(directory, list_if_there(files, os.path.join(directory, "state")))
+    blocks = places.names_in(files, topic_paths.data_of(directory), are_batches=False)
+    return strange(files, chain(own, blocks), "topic")
+
+
+def stats_of(files: Files, view: View, closely: bool = False) -> tuple[TopicStats, dict[str, ReaderState]]:
+    """Counts and sizes, and the readers by name, and what is wrong with those that others have replaced. ``closely``: see
+    `reader_files.strangers`.
+    """
     for _ in range(20):  # until the writer does not change it in between
         index = view.index()
         entries = view.entries(index)
@@ -69,10 +85,10 @@ def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderStat
             break
     count = index.number - oldest.number
     readers: dict[str, ReaderState] = {}
-    strange: dict[str, QewQewError] = {}
+    odd: dict[str, QewQewError] = {}
     for name in sorted(names_in_use(files, view.directory)):
-        if (error := reader_files.stranger(files, view.directory, name)) is not None:
-            strange[name] = error
+        if (error := next(reader_files.strangers(files, view.directory, name, closely), None)) is not None:
+            odd[name] = error
             reader_files.name_once(str(error))
         elif (state := reader_inspection.effective_state(files, view, name)) is not None:  # else it was deleted since
             readers[name] = state
@@ -95,17 +111,17 @@ def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderStat
             for name, position in committed.items()
         },
         on_disk=on_disk,
-        strange=strange,
+        strange=odd,
     )
     return stats, readers
 
 
 def readers_of(path: str | os.PathLike[str]) -> list[str]:
     """The names of a topic's readers, also of those that cannot be read, as `inspect_reader` says. Raises as `inspect_topic`."""
-    strange = inspect_topic(path)[0].strange
+    odd = inspect_topic(path)[0].strange
     directory = topic_paths.check_topic_path(path)
     with opening(directory, "topic"):
-        return sorted({*all_readers(look_into(directory, directory), directory), *strange})
+        return sorted({*all_readers(look_into(directory, directory), directory), *odd})
 
 
 def names_of_readers(files: Files, directory: str) -> list[str]:
@@ -130,23 +146,24 @@ def all_readers(files: Files, directory: str) -> list[str]:
     return sorted({*names_of_readers(files, directory), *reader_inspection.without_rdx(files, directory)})
 
 
-def inspect_reader(path: str | os.PathLike[str], name: str) -> QueueStats:
+def inspect_reader(path: str | os.PathLike[str], name: str, *, closely: bool = False) -> QueueStats:
     """What waits for a reader of a topic, as of its last commit. Takes no lock, waits for nobody, changes nothing.
 
     Zeros for a topic that does not exist, if its parent directory does; everything in the topic for a reader that does not
-    exist yet. With a filter, it must read the messages to count them. Raises `BadPath`, `Corrupt`.
+    exist yet. With a filter, it must read the messages to count them. ``closely``: as of `reader_files.strangers`. Raises
+    `BadPath`, `Corrupt`.
     """
     directory = topic_paths.check_topic_path(path)
     topic_paths.check_reader_name(name)
     with opening(topic_paths.rdx_of(directory, name), "reader"):
-        return look_again(lambda: _inspect_reader(directory, name))
+        return look_again(lambda: _inspect_reader(directory, name, closely))
 
 
-def _inspect_reader(directory: str, name: str) -> QueueStats:
+def _inspect_reader(directory: str, name: str, closely: bool) -> QueueStats:
     files = look_into(directory, directory)
     if not files.exists(topic_paths.index_of(directory)):
         return QueueStats(0, 0, 0, None, 0, 0, 0, 0)
-    if (error := reader_files.stranger(files, directory, name)) is not None:
+    for error in reader_files.strangers(files, directory, name, closely):
         raise error
     with closing(View.of(files, directory)) as view:
         state = reader_inspection.effective_state(files, view, name)

@@ -34,7 +34,7 @@ from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry, Index
 from qewqew_core.limits import now_ms
-from qewqew_core.topic import reader_log, topic_log, topic_paths, witness
+from qewqew_core.topic import reader_files, reader_log, topic_log, topic_paths, witness
 from qewqew_core.topic.index_repair import IndexRepair, whole_messages
 from qewqew_core.topic.manifest_repair import BatchRepair
 from qewqew_core.topic.reader_files import make_rdx, stranger, withdraw_witness
@@ -42,7 +42,7 @@ from qewqew_core.topic.reader_inspection import missing_rdx, place_of_rdx, seal_
 from qewqew_core.topic.reader_placing import Places, store
 from qewqew_core.topic.reader_state import ReaderState
 from qewqew_core.topic.topic import Topic
-from qewqew_core.topic.topic_inspection import all_readers, inspect_topic
+from qewqew_core.topic.topic_inspection import all_readers, names_in_use, stats_of, strangers
 from qewqew_core.topic.topic_log import Replayed
 from qewqew_core.topic.topic_state import Block, TopicState
 from qewqew_core.topic.topic_verification import verify_block
@@ -131,7 +131,8 @@ class _Repair:
     def blocks(self) -> None:
         """Steps 2 to 4: index and blocks."""
         if not self.bases:
-            raise Corrupt("there are no blocks: nothing can be repaired", path=topic_paths.data_of(self.path))
+            said = "there are no blocks, so `qewqew repair` can do nothing: restore them from a backup"
+            raise Corrupt(said, path=topic_paths.data_of(self.path))
         index, entries = self._index()
         last = entries[-1]
         if self.log is not None:
@@ -238,11 +239,7 @@ class _Repair:
 
     def _readers_of_ours(self) -> list[str]:
         """Without what others have put in the place of one, which the report names and leaves where it is."""
-        strange = {name: stranger(self.files, self.path, name) for name in all_readers(self.files, self.path)}
-        for error in filter(None, strange.values()):
-            if str(error) not in self.report.notes:
-                self.report.notes.append(str(error))
-        return [name for name, error in strange.items() if error is None]
+        return [name for name in all_readers(self.files, self.path) if stranger(self.files, self.path, name) is None]
 
     def readers(self) -> None:
         """Step 1 for readers, and step 6."""
@@ -387,7 +384,7 @@ def repair_topic(
 
 
 def _repair(files: Files, full: str, dialect: Literal["A", "B", "C"] | None, timeout: float, group: str | None) -> RepairReport:
-    if not files.is_directory(topic_paths.data_of(full)):
+    if files.check_kind(topic_paths.data_of(full), True) is None:
         raise BadPath("there is no topic here: it has no directory data", path=topic_paths.data_of(full))
     lock.check_system(full)
     state = os.path.join(full, "state")
@@ -419,9 +416,13 @@ def _repair(files: Files, full: str, dialect: Literal["A", "B", "C"] | None, tim
     if repair.report.damage:  # to end as a closed one, with all readers
         Topic(full, dialect=cast(Literal["B", "C"], repair.dialect), lock_timeout=timeout, group=group, _files=files).close()
     repair.what_stays()
+    repair.report.note_strange(strangers(files, full), full)
+    for name in sorted(names_in_use(files, full)):
+        repair.report.note_strange(reader_files.strangers(files, full, name), topic_paths.rdx_of(full, name))
     try:
-        stats, readers = inspect_topic(full)
+        with opening(full, "topic"), contextlib.closing(View.of(files, full)) as view:
+            stats, readers = stats_of(files, view)
         repair.report.records, repair.report.batches = stats.messages, sum(len(state.batches) for state in readers.values())
-    except Corrupt as error:  # messages in the middle that cannot be read stay
+    except (BadPath, Corrupt) as error:  # messages in the middle that cannot be read stay, and what is strange does
         repair.report.notes.append(f"the messages cannot be counted: {error}")
     return repair.report

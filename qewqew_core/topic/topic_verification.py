@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time as clock
 from collections.abc import Callable
 from itertools import pairwise
@@ -10,15 +9,13 @@ from itertools import pairwise
 from qewqew_core.batch import places
 from qewqew_core.batch.reports import Report
 from qewqew_core.batch.segments import read_batch
-from qewqew_core.disk.files import Files, list_if_there
-from qewqew_core.disk.opening import check_kinds, opening
+from qewqew_core.disk.files import Files
 from qewqew_core.errors import Corrupt, QewQewError
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD
-from qewqew_core.topic import block_sums, reader_inspection
-from qewqew_core.topic.reader_files import stranger
-from qewqew_core.topic.topic_inspection import names_in_use
-from qewqew_core.topic.topic_paths import names_of, rdx_of, stem_of
+from qewqew_core.topic import block_sums, reader_files, reader_inspection
+from qewqew_core.topic.topic_inspection import names_in_use, strangers
+from qewqew_core.topic.topic_paths import rdx_of, stem_of
 from qewqew_core.topic.view import View
 
 
@@ -29,15 +26,17 @@ def verify(files: Files, view: View, progress: Callable[[int, int], None] | None
     entries = view.entries(index)
     total, done, number = sum(entry.end for entry in entries), 0, None
     base = entries[0].base if entries else 0
+    report.note_strange(strangers(files, view.directory), view.directory, "topic")
     for block, entry in enumerate(entries, index.start):
         report.files += 1
         try:
             number = verify_block(files, view, block, entry, base, number, report)
-        except (QewQewError, OSError) as error:
+        except (QewQewError, OSError):
             if block < view.index().start:  # it was removed meanwhile
                 report.files -= 1
             else:
-                report.problems.append(str(error))
+                with report.noting(view.block_path(entry.base), "topic"):
+                    raise
             number = None
         base, done = entry.base + entry.end, done + entry.end
         if progress is not None:
@@ -46,13 +45,10 @@ def verify(files: Files, view: View, progress: Callable[[int, int], None] | None
         report.problems.append(
             f"{view.path}: the index says that the next message is {index.number}, the last one is {number - 1}"
         )
-    for own in names_of(view.directory, list_if_there(files, os.path.join(view.directory, "state"))):
-        with report.noting():
-            check_kinds(files, [own], "topic")
     for name in sorted(names_in_use(files, view.directory)):
-        if (strange := stranger(files, view.directory, name)) is not None:
-            report.problems.append(str(strange))
-        else:
+        rdx = rdx_of(view.directory, name)
+        report.note_strange(reader_files.strangers(files, view.directory, name), rdx, "reader")
+        if reader_files.stranger(files, view.directory, name) is None:
             _verify_reader(files, view, name, report)
     for name in reader_inspection.without_rdx(files, view.directory):
         report.problems.append(str(reader_inspection.missing_rdx(rdx_of(view.directory, name))))
@@ -96,11 +92,12 @@ def verify_block(
 
 
 def _verify_reader(files: Files, view: View, name: str, report: Report) -> None:
-    with report.noting():
-        with opening(rdx_of(view.directory, name), "reader"):
-            state = reader_inspection.effective_state(files, view, name)
+    with report.noting(rdx_of(view.directory, name), "reader"):
+        state = reader_inspection.effective_state(files, view, name)
         for batch in state.with_history() if state is not None else []:
             report.batches += 1
-            with report.noting():
-                for _ in read_batch(files, places.directory_of(stem_of(view.directory, name), batch), batch):
-                    pass
+            directory = places.directory_of(stem_of(view.directory, name), batch)
+            if not report.is_strange(directory):
+                with report.noting(directory, "reader"):
+                    for _ in read_batch(files, directory, batch):
+                        pass

@@ -12,8 +12,6 @@ batch's id, so a job that runs again on the same batch leaves one result. See do
 from __future__ import annotations
 
 import argparse
-import importlib
-import inspect
 import json
 import logging
 import os
@@ -23,6 +21,8 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import chain
 from typing import Any, NoReturn
 
 from py4j.protocol import Py4JJavaError
@@ -40,10 +40,12 @@ try:
     from qewqew_core.errors import BadArgument, Corrupt, QewQewError
     from qewqew_spark.data_source import register
     from qewqew_spark.jobs import records
-    from qewqew_spark.jobs.explaining import blamed, blamed_write, explain
+    from qewqew_spark.jobs.explaining import blamed_write, explain
     from qewqew_spark.jobs.fitting import unfit
-    from qewqew_spark.jobs.output import BATCH, CODECS, SCHEMA_EVOLUTIONS, Option, Output, check_arguments
-    from qewqew_spark.jobs.records import check_names, observed
+    from qewqew_spark.jobs.output import BATCH, CODECS, SCHEMA_EVOLUTIONS, Option, Output, check_arguments, check_places
+    from qewqew_spark.jobs.querying import TransformFailed, has_rows, table_of
+    from qewqew_spark.jobs.records import observed
+    from qewqew_spark.jobs.routing import Routed, routed
     from qewqew_spark.jobs.writing import Sink, sink_of
     from qewqew_spark.options import Options, local_path
     from qewqew_spark.tables.session import copy_of, folding
@@ -60,10 +62,6 @@ NOTHING = "no schema was given and no record has a field to infer one from: an o
 
 class TooManyBadRecords(QewQewError):
     """More records do not decode than ``max_bad_records`` allows. They are in the quarantine; no output was written."""
-
-
-class TransformFailed(BadArgument):
-    """The function of a transform raised, which is its ``__cause__``. Nothing was written."""
 
 
 def run(
@@ -142,19 +140,23 @@ def run_in(
     )
     options = references.resolved(read_options or {})
     batches = batch_at(batch, options) if isinstance(batch, str) else batch
-    sinks = [sink_of(spark, output, batches.manifests, schema_evolution) for output in outputs]
+    given = None if schema is None else records.parsed(schema)
+    fold = folding(spark)
+    place_of = partial(sink_of, spark, batches=batches.manifests, schema_evolution=schema_evolution)
+    places = [[] if output.route else [place_of(output)] for output in outputs]  # of each output, one for each route
     if any(output.transform for output in outputs):  # which may read more; nothing else does by the format, and it takes a second
         register(spark)
-    given = None if schema is None else records.parsed(schema)
-    found = records.read(spark, batches, codec, given, options, unfit(sinks), rescued)
-
+    found = records.read(spark, batches, codec, given, options, lambda *of: unfit(outputs, chain(*places), fold)(*of), rescued)
     name = f"records of {batches.ids[0]}"
     seen = Observation(name)
-    good = found.good(seen)
-    rows: list[int | None] = [None] * len(sinks)
-    tables: list[DataFrame] = []
-    made = [False] * len(sinks)  # has the output a column to write?
     persisted: DataFrame | None = None
+
+    def made_of(good: DataFrame | None) -> list[DataFrame]:
+        if good is None:
+            return []
+        if not all(output.is_plain for output in outputs):  # it takes Spark a moment
+            good.createOrReplaceTempView(BATCH)
+        return [table_of(spark, output, good, batches.manifests) for output in outputs]
 
     def write(early: bool) -> None:
         # What nobody sees before its commit goes first: if it fails, nothing has been replaced.
@@ -163,14 +165,25 @@ def run_in(
                 rows[number] = _write(sinks[number], tables[number])
 
     try:
-        if good is not None:
-            if any(output.sql or output.transform for output in outputs):  # it takes Spark a moment
-                good.createOrReplaceTempView(BATCH)
-            tables = [_table(spark, output, good, batches.manifests) for output in outputs]
+        if found.rows is not None and any(output.route for output in outputs):
+            persisted = found.rows.persist(StorageLevel.MEMORY_AND_DISK)
+            for of, output, table in zip(places, outputs, made_of(found.good(Observation())), strict=True):
+                if output.route:
+                    of += map(place_of, routed(output, table, fold))
+            check_places([sink.output for sink in chain(*places)], quarantine)
+        sinks = [*chain(*places)]
+        rows: list[int | None] = [None] * len(sinks)
+        made = [False] * len(sinks)  # has the output a column to write?
+        good = found.good(seen)
+        tables = [
+            sink.output.rows(table) if isinstance(sink.output, Routed) else table
+            for table, of in zip(made_of(good), places, strict=False)
+            for sink in of
+        ]
         for number, (sink, table) in enumerate(zip(sinks, tables, strict=False)):
             with blamed_write(f"output: {sink.output.place or sink.output.format}"):
                 tables[number] = sink.settled(table)
-                if _has_rows(sink.output, tables[number]):
+                if has_rows(sink.output, tables[number]):
                     made[number] = True
                     sink.check(tables[number])
         # What nobody sees before its commit, or what a failure leaves as it was, is written in the pass that counts the records.
@@ -181,7 +194,7 @@ def run_in(
         try:
             if good is not None:
                 passes = sum(str(table._jdf.queryExecution().analyzed()).count(f"{name},") for table in tables)
-                if passes + (not any(first)) > 1:
+                if passes + (not any(first)) > 1 and persisted is None:
                     # To decode costs more than to keep: in memory as far as it goes, then on the executors' disks.
                     persisted = good.persist(StorageLevel.MEMORY_AND_DISK)
                 if not any(first):
@@ -231,7 +244,7 @@ def run_in(
             for sink, count in zip(sinks, rows, strict=True)
         ],
         "quarantine": quarantined if bad else None,
-        "note": None if all(made) else NOTHING,
+        "note": NOTHING if found.rows is None or not all(made) else None,
         "seconds": round(time.monotonic() - began, 3),
     }
 
@@ -240,65 +253,6 @@ def batch_at(batch: str, options: Mapping[str, Any]) -> records.Batches:
     """The batch at this path or URL; raises `BadManifest`, `BadArgument`, `StoreError`."""
     path = local_path(batch)
     return records.Batches([path], [manifest.load(path, Options(options).under("fs."))])
-
-
-def _table(spark: SparkSession, output: Output, good: DataFrame, batches: Sequence[manifest.Manifest]) -> DataFrame:
-    """What the output writes, analysed but not computed; raises `BadArgument`."""
-    if output.transform is not None:
-        table = _transformed(spark, output.transform, batches)
-    elif output.sql is not None:
-        with blamed(f"the query {excerpt(output.sql, 200)}"):
-            # spark.sql would execute a command (INSERT, DROP ...) at once: only a query may pass.
-            spark._jsparkSession.sessionState().sqlParser().parseQuery(output.sql)
-            table = spark.sql(output.sql)
-    else:
-        table = good
-    check_names(spark, table.columns, "an output has columns", "rename or drop one with 'sql'")
-    fold = folding(spark)
-    names = set(map(fold, table.columns))
-    if output.place is not None and not output.appends and BATCH in names:
-        # It would be hidden by the one that has the batch's id.
-        raise BadArgument(
-            "output: the column 'batch' collides with the column for the batch's id; rename it with 'sql': "
-            "SELECT * EXCEPT (batch), batch AS other FROM batch"
-        )
-    columns = output.partition_columns
-    check_names(spark, columns, "an output has columns in 'partition_by'", "name each once")
-    for column in columns:
-        if fold(column) not in names:
-            raise BadArgument(f"output: no column {column!r} to partition by; the columns are {', '.join(table.columns)}")
-    if output.format.lower() != "iceberg" and columns and len(columns) >= len(table.columns):
-        raise BadArgument("output: 'partition_by' names every column, so none is left to write")
-    return table
-
-
-def _has_rows(output: Output, table: DataFrame) -> bool:
-    """Has the output a column left, beside those that are names of directories?"""
-    return bool(table.columns if output.format.lower() == "iceberg" else set(table.columns) - set(output.partition_by))
-
-
-def _transformed(spark: SparkSession, name: str, batches: Sequence[manifest.Manifest]) -> DataFrame:
-    """What the function ``name``, `module:function`, makes of the view; raises `BadArgument` and `TransformFailed`."""
-    module, _, path = name.partition(":")
-    try:
-        function: Any = importlib.import_module(module)
-        for part in path.split("."):
-            function = getattr(function, part)
-        parameters = inspect.signature(function)
-    except Exception as error:  # the module is the user's, and may raise whatever it likes
-        raise TransformFailed(f"the transform {name!r} cannot be imported: {type(error).__name__}: {error}") from error
-    view, described = spark.table(BATCH), batches if len(batches) == 1 else []  # of several it is given the rows alone
-    arguments = [view, *described]
-    with suppress(TypeError):
-        parameters.bind(view)
-        arguments = [view]
-    try:
-        table = function(*arguments)
-    except Exception as error:
-        raise TransformFailed(f"the transform {name!r} failed: {type(error).__name__}: {explain(error)}") from error
-    if not isinstance(table, DataFrame):
-        raise BadArgument(f"the transform {name!r} must return a DataFrame, not {type(table).__name__}")
-    return table
 
 
 def _write(sink: Sink, table: DataFrame) -> int:
@@ -327,7 +281,7 @@ def arguments(argv: Sequence[str] | None = None, source: str = "batch") -> argpa
     parser = _Arguments(prog=f"{source}.py", description=description, allow_abbrev=False)
     add = parser.add_argument
     add(source, metavar=source.upper(), help=help)
-    fields = '{"path" or "table": …, "sql" or "transform": …, "format": …, "partition_by": […], "options": {…}, "commit": …}'
+    fields = '{"path" or "table": …, "sql" or "transform": …, "format": …, "route": …, "keys": […], "options": {…}, …}'
     add("--output", dest="outputs", action="append", required=True, metavar="JSON", help=f"{fields}; may be repeated")
     add("--codec", default="json", help=f"what the records are: {', '.join(CODECS)}; default: json")
     add("--schema", metavar="DDL", help="fields of the records, like 'id BIGINT, name STRING'; default: inferred from JSON")

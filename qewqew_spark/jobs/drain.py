@@ -40,7 +40,7 @@ def drain(start: Callable[[], SparkSession], prefix: str, outputs: Sequence[Outp
     ``batches``, and ``removed``: how many batches are no longer under the prefix, those included that an earlier run had
     committed.
     """
-    if len(outputs) != 1 or not outputs[0].appends:
+    if len(outputs) != 1 or not outputs[0].appends or outputs[0].route:
         raise BadArgument("a drain writes one output, a table of Iceberg or Delta, where one commit has all batches")
     prefix, store = local_path(prefix), Options(options.get("read_options") or {}).under("fs.")
     removed = 0

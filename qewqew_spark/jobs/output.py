@@ -45,6 +45,11 @@ class Output:
     # Not in the repr: a password that is passed from Python would get into a log.
     options: Mapping[str, Option | int | float | bool] = field(default_factory=dict, repr=False)
     commit: str = "driver"
+    route: str | None = None
+    branch: str | None = None
+    keys: Sequence[str] = ()
+    order_by: str | None = None
+    operation: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         def check(good: bool, name: str, must: str) -> None:
@@ -61,11 +66,16 @@ class Output:
         )
         check(_is_text(self.format), "format", "the name of a format")
         check(self.commit in COMMITS, "commit", f"one of {', '.join(COMMITS)}")
+        check(self.route is None or _is_text(self.route), "route", "the name of a column")
         check(
             isinstance(self.partition_by, (list, tuple)) and all(map(_is_text, self.partition_by)),
             "partition_by",
             "a list of column names",
         )
+        check(self.branch is None or _is_text(self.branch), "branch", "the name of a branch")
+        check(isinstance(self.keys, (list, tuple)) and all(map(_is_text, self.keys)), "keys", "a list of column names")
+        check(self.order_by is None or _is_text(self.order_by), "order_by", "the name of a column")
+        check(not self.operation or _is_operation(self.operation), "operation", 'like {"column": "op", "delete": ["D"]}')
         if not isinstance(self.options, Mapping) or not all(map(_is_text, self.options)):
             raise BadArgument("output: 'options' must be an object of strings, numbers and booleans")
         for name, value in self.options.items():
@@ -101,12 +111,35 @@ class Output:
             raise BadArgument("output: the format 'delta' needs the 'path' of the table")
         if self.commit != "driver" and not self.appends:
             raise BadArgument(f"output: 'commit' is for the formats {' and '.join(sorted(TABLE_FORMATS))}, not {self.format!r}")
+        if not self.keys and (self.order_by is not None or self.operation):
+            raise BadArgument("output: 'order_by' and 'operation' need 'keys'")
+        if self.keys and not self.appends:
+            raise BadArgument(f"output: 'keys' is for the formats {' and '.join(sorted(TABLE_FORMATS))}, not {self.format!r}")
+        if self.branch is not None and (kind != "iceberg" or self.commit != "driver"):
+            raise BadArgument("output: 'branch' is for the format 'iceberg', with 'commit': 'driver'")
+        if self.keys and self.commit != "driver":
+            raise BadArgument("output: with 'keys' the driver commits, so leave 'commit' out")
         if kind == "jdbc" and (missing := {"url", "dbtable"} - options):
             raise BadArgument(f"output: the format 'jdbc' needs the option {min(missing)!r}")
         if self.path is not None and not self.path.rstrip("/"):
             raise BadArgument("output: 'path' is the root directory")
         if self.path is not None:
             check_url("output", "path", self.path)
+        if self.route is not None:
+            self._check_route(f"{{{self.route}}}")
+
+    def _check_route(self, mark: str) -> None:
+        if self.path is None and self.format.lower() != "iceberg":
+            raise BadArgument("output: 'route' needs a 'path', or a table of Iceberg")
+        if self.commit != "driver":
+            raise BadArgument("output: 'route' is for tables that the driver commits to, not for 'commit': 'spark'")
+        *above, last = str(self.path or self.table).rsplit("/" if self.path is not None else ".", 1)
+        if last.count(mark) != 1 or any(mark in part for part in above):
+            like = "/lake/" if self.path is not None else "lake.shop."
+            raise BadArgument(
+                f"output: with 'route', the last part of {'path' if self.path else 'table'!r} has the name of the column in "
+                f"braces, once, like '{like}{mark}', not {excerpt(self.path or self.table, 200)}"
+            )
 
     @classmethod
     def from_json(cls, text: str) -> Output:
@@ -141,6 +174,16 @@ class Output:
     def appends(self) -> bool:
         """Is it a table to which each batch is appended once, without a column for its id?"""
         return self.format.lower() in TABLE_FORMATS
+
+    @property
+    def is_plain(self) -> bool:
+        """Does it have the records as they are?"""
+        return self.sql is None and self.transform is None
+
+    @property
+    def named(self) -> list[str]:
+        """The columns that say which rows are replaced and removed."""
+        return [*self.keys, *filter(None, [self.order_by, str(self.operation.get("column", ""))])]
 
     @property
     def partition_columns(self) -> list[str]:
@@ -200,24 +243,36 @@ def check_arguments(
     if max_bad_records is not None and max_bad_records < 0:
         raise BadArgument(f"max_bad_records is negative: {max_bad_records}")
     if quarantine is None:
-        path = next((output.path for output in outputs if output.path is not None), None)
+        path = next((output.path for output in outputs if output.path is not None and output.route is None), None)
         if path is None:
-            raise BadArgument("no output has a path, so set quarantine to where records go that do not decode")
+            raise BadArgument("no output has a path (without a route), so set quarantine to where records go that do not decode")
         quarantine = f"{path.rstrip('/')}-quarantine"
     quarantine = quarantine.rstrip("/")
     if not quarantine:
         raise BadArgument("the quarantine must be a directory, and not the root")
     check_url("quarantine", "quarantine", quarantine)
+    check_places(outputs, quarantine)
+    return quarantine
+
+
+def check_places(outputs: Sequence[Output], quarantine: str) -> None:
+    """Raise `BadArgument` if two go to one place."""
     places = [quarantine, *filter(None, [output.place for output in outputs])]
     for place in places:
         if places.count(place) > 1:
             raise BadArgument(f"two outputs, or an output and the quarantine, go to {place!r} and would overwrite each other")
-    return quarantine
 
 
 def check_url(what: str, name: str, url: str) -> None:
     """Raise `BadArgument` for a URL with a secret in it, which logs and command lines would show."""
     references.refuse_in_clear(what, {name: url}, "take it out of the URL, and give it to the store's client or to Hadoop")
+
+
+def _is_operation(value: object) -> bool:
+    if not isinstance(value, Mapping) or {*value} != {"column", "delete"}:
+        return False
+    values = value["delete"]
+    return _is_text(value["column"]) and isinstance(values, (list, tuple)) and bool(values) and all(map(_is_text, values))
 
 
 def _is_text(value: object) -> bool:

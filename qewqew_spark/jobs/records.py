@@ -83,7 +83,7 @@ class Records:
 
     batches: Batches
     rows: DataFrame | None  # a row for each record; None if no field is known
-    bad: Column  # of `rows`: does the record not decode?
+    bad: Callable[[], Column]  # of `rows`: does the record not decode, or do the outputs not hold it?
     columns: list[Column]  # of `rows`: what the view has
     judge: Callable[[], DataFrame]  # all, with the source's columns and `reason`, which is null where a record decodes
     located: Column | None = None  # of bad ones of `judge`: the reason with where in the record, if that is still to be found
@@ -95,8 +95,9 @@ class Records:
         """
         if self.rows is None:
             return None
-        counts = F.count(F.lit(1)).alias("read"), F.count(F.when(self.bad, 1)).alias("bad")
-        return self.rows.observe(seen, *counts, *self._told()).where(~self.bad).select(self.columns)
+        bad = self.bad()
+        counts = F.count(F.lit(1)).alias("read"), F.count(F.when(bad, 1)).alias("bad")
+        return self.rows.observe(seen, *counts, *self._told()).where(~bad).select(self.columns)
 
     def _told(self) -> list[Column]:
         return [] if self.unnamed is None else [F.concat_ws("\n", F.collect_list(self.unnamed)).alias("unnamed")]
@@ -182,8 +183,8 @@ def read(
 ) -> Records:
     """The records of the batches, with the fields of the schema; None: those of JSON records are inferred.
 
-    ``unfit``: why the outputs cannot hold a record that decodes. ``rescued``: the name of a column for what the schema does not
-    name. Raises `BadArgument` if the fields cannot be columns.
+    ``unfit``: why the outputs cannot hold a record that decodes; called whenever the records are used. ``rescued``: the name of a
+    column for what the schema does not name. Raises `BadArgument` if the fields cannot be columns.
     """
     known = _options_of_spark(spark, codec)
     theirs = {name: value for name, value in options.items() if name.lower() in known}
@@ -201,7 +202,7 @@ def read(
         bad = F.lit(False) if codec == "bytes" else ~F.is_valid_utf8(value)
         columns = [F.col(name) for name in place.names if name != BATCH] if codec == "bytes" else [value.alias("value")]
         why = F.when(bad, "not valid UTF-8").alias("reason")
-        return Records(batches, rows, bad, columns, lambda: rows.select("*", why))
+        return Records(batches, rows, lambda: bad, columns, lambda: rows.select("*", why))
 
     # Any record may lack any value: NOT NULL is not enforced, as Spark's readers have it.
     if schema is None:
@@ -239,7 +240,7 @@ def read(
             judged = load(place).select("*", parser.reason.alias("reason"), parser.parsed.alias("parsed"))
             return judged.withColumn("reason", F.coalesce("reason", more)).drop("parsed")
 
-        return Records(batches, rows, _any(parser.bad("parsed"), unfit_of("parsed")), columns, judge, parser.located)
+        return Records(batches, rows, lambda: _any(parser.bad("parsed"), unfit_of("parsed")), columns, judge, parser.located)
 
     if codec == "csv":
         return by_spark(Csv(spark, fields, corrupt, theirs))
@@ -252,15 +253,18 @@ def read(
         typed |= {"strict": "true", "timeZone": str(spark.conf.get("spark.sql.session.timeZone")), **of_values}
     reason, unnamed = StructField(REASON, StringType()), StructField(UNNAMED, StringType())
     extra = [StructField(rescued, StringType())] if rescued else []
-    unfit_typed = unfit(fields, lambda name: F.col(quoted(name)))
+
+    def unfit_typed() -> Column | None:
+        return unfit(fields, lambda name: F.col(quoted(name)))
+
     kept, *beside = place  # the record itself, and where it was
     more = StructField(corrupt, BinaryType()), reason
 
     def judge() -> DataFrame:
-        value, why = F.col(corrupt), F.col(REASON)
-        if unfit_typed is not None:  # records that decode
-            value, why = F.coalesce(value, f"{METADATA}.{kept.name}"), F.coalesce(why, unfit_typed)
-        metadata = StructField(METADATA, StructType(beside if unfit_typed is None else [*place]))
+        value, why, unfitting = F.col(corrupt), F.col(REASON), unfit_typed()
+        if unfitting is not None:  # records that decode
+            value, why = F.coalesce(value, f"{METADATA}.{kept.name}"), F.coalesce(why, unfitting)
+        metadata = StructField(METADATA, StructType(beside if unfitting is None else [*place]))
         shown = value.alias("value"), *(F.col(f"{METADATA}.{each.name}") for each in beside), why.alias("reason")
         return load(StructType([*fields, *more, metadata, unnamed]), **typed).select(*shown, UNNAMED)
 
@@ -272,9 +276,12 @@ def read(
             with suppress(BadArgument):
                 return by_spark(Json(spark, fields, of_values))  # it knows more types
         raise
-    bad = _any(F.col(REASON).isNotNull(), unfit_typed)
+
+    def bad_typed() -> Column:
+        return _any(F.col(REASON).isNotNull(), unfit_typed())
+
     columns = [seen(name, F.col(quoted(name))) for name in record.names] + [F.col(quoted(each.name)) for each in extra]
-    return Records(batches, decoded, bad, columns, judge, unnamed=F.col(UNNAMED))
+    return Records(batches, decoded, bad_typed, columns, judge, unnamed=F.col(UNNAMED))
 
 
 def _any(bad: Column, unfit: Column | None) -> Column:

@@ -119,8 +119,7 @@ class Sink(ABC):
 
     def limited(self) -> list[StructField]:
         """The columns that take the fields of the records as they are, and may not hold each value; raises `BadArgument`."""
-        plain = self.output.sql is None and self.output.transform is None
-        return [*(self.there() or ())] if plain and self.limits else []
+        return [*(self.there() or ())] if self.output.is_plain and self.limits else []
 
     def check(self, table: DataFrame) -> None:
         """Raise `BadArgument` if the columns do not fit to those that are there."""
@@ -210,7 +209,7 @@ class Files(Sink):
 
 
 class Once(Sink):
-    """An Iceberg or Delta table, to which the batch is appended unless it is there.
+    """An Iceberg or Delta table, to which the batch is appended unless it is there. With keys it replaces and removes rows there.
 
     Several batches go into one commit: all of them, or `BatchConflict` is raised if some are there.
     """
@@ -224,6 +223,10 @@ class Once(Sink):
             output.format,
             output.commit,
             partition_by=output.partition_by,
+            keys=output.keys,
+            order_by=output.order_by,
+            operation=output.operation,
+            branch=output.branch,
             properties={name: str(value) for name, value in self.options.items()},
             schema_evolution=schema_evolution,
             since=min(datetime.fromisoformat(batch.created) for batch in batches),
@@ -241,6 +244,13 @@ class Once(Sink):
 
     def there(self) -> StructType | None:
         return self._append.there()
+
+    def limited(self) -> list[StructField]:
+        """Keys are required. A record that removes a row may have no more than these."""
+        if not (self.output.keys and self.output.is_plain):
+            return super().limited()
+        rest = [] if self.output.operation else super().limited()
+        return [*rest, *(StructField(name, StringType(), False) for name in self.output.keys)]  # the last of a name counts
 
     def check(self, table: DataFrame) -> None:
         self._there(self._append.committed())

@@ -30,12 +30,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
+from pyspark.storagelevel import StorageLevel
 
 from qewqew_core.errors import BadArgument
 from qewqew_core.secrecy import excerpt
 from qewqew_spark.tables.evolution import fits, new_columns
 from qewqew_spark.tables.limits import checked, misfit_in
-from qewqew_spark.tables.session import delete, files_below, folding, setting
+from qewqew_spark.tables.session import delete, files_below, folding, quoted, setting
+from qewqew_spark.tables.upsert import DELETED, Upsert
 
 FORMATS = {"iceberg": "Iceberg", "delta": "Delta"}
 COMMITS = "driver", "spark"
@@ -91,7 +93,7 @@ class Append(ABC):
     ``table``: Iceberg's `catalog.namespace.table`, or the path or URL of a Delta table; it is made if it is not there, with
     ``partition_by`` and ``properties``. ``batches``: each names a batch, and nothing else ever. ``schema_evolution``: "merge",
     "fail" or "ignore", as of the job. ``since``: when the oldest of the batches was made. Where the table has forgotten
-    commits since then, a warning is logged.
+    commits since then, a warning is logged. ``branch``: of an Iceberg table, which has it already; None: its main one.
     """
 
     kind: str
@@ -107,6 +109,7 @@ class Append(ABC):
         properties: Mapping[str, str] | None = None,
         schema_evolution: str = "merge",
         since: datetime | None = None,
+        branch: str | None = None,
     ) -> None:
         self.spark = spark
         self.table = table
@@ -115,6 +118,7 @@ class Append(ABC):
         self.properties = {name: str(value) for name, value in (properties or {}).items()}
         self.schema_evolution = schema_evolution
         self.since = since
+        self.branch = branch
         self.left_out: list[str] = []  # columns that are not written, because the table lacks them
         self.attempt = uuid.uuid4().hex
 
@@ -223,8 +227,11 @@ class StagedAppend(Append):
     staged = True
     names_fields = False  # do files name the table's fields by ids? Then columns are added before anything is written
 
-    def __init__(self, spark: SparkSession, table: str, batches: str | Sequence[str], **options: Any) -> None:
+    def __init__(
+        self, spark: SparkSession, table: str, batches: str | Sequence[str], *, upsert: Upsert | None = None, **options: Any
+    ) -> None:
         super().__init__(spark, table, batches, **options)
+        self.upsert = upsert
         readable = re.sub(r"[^\w.-]", "_", self.batches[0], flags=re.ASCII)[:100]
         self.directory = f"data/qewqew/{readable}-{self.attempt}"  # below the table
         self._staged: str | None = None  # the directory of this attempt
@@ -241,6 +248,10 @@ class StagedAppend(Append):
     @abstractmethod
     def _add(self, files: Sequence[tuple[str, int]]) -> bool:
         """Commit these files (place below the table, bytes) in the batch's name. False: the table has changed since `_find`."""
+
+    @abstractmethod
+    def _merge(self, files: Sequence[tuple[str, int]], keys: Sequence[str]) -> None:
+        """Copy the files of the table, as it is, that have keys of ``files`` or ``keys``; `_add` then replaces them too."""
 
     @abstractmethod
     def _widen(self, columns: Sequence[StructField]) -> None:
@@ -261,22 +272,54 @@ class StagedAppend(Append):
         lacking = {fold(name) for name in self._parts()} - {fold(name) for name in rows.columns}
         return rows.withColumns({there[key].name: F.lit(None).cast(there[key].dataType) for key in sorted(lacking)})
 
+    def check(self, columns: StructType) -> None:
+        if self.upsert is None:
+            return super().check(columns)
+        fold = folding(self.spark)
+        super().check(self.upsert.stored(columns, fold))
+        self.named_fields()
+        if self.upsert.order_by is not None and fold(self.upsert.order_by) in map(fold, self.left_out):
+            raise BadArgument(f"{self.what} has no column {self.upsert.order_by!r} to keep order_by in: add it first")
+
+    def named_fields(self) -> list[StructField]:
+        """The columns of `Upsert.named` that the table has; raises `BadArgument` if it lacks a key."""
+        fold, there = folding(self.spark), self.there()
+        if self.upsert is None or there is None:
+            return []
+        known = {fold(field.name): field for field in there}
+        for key in self.upsert.keys:
+            if fold(key) not in known:
+                raise BadArgument(f"{self.what} has no column {key!r}, which is one of the keys: its columns are {there.names}")
+        return [known[fold(name)] for name in self.upsert.named if fold(name) in known]
+
     def write(self, rows: DataFrame) -> None:
         self.check(rows.schema)
         rows = rows.drop(*self.left_out)
-        self._columns = rows.schema
-        if self.there() is None:
-            self._make(self._held(rows.schema))
-        while self.names_fields and (new := self.columns_to_add(self._columns)):
-            self._widen(new)
-        rows, parts = self._partitioned(self._filled(self._required(self.cast(rows))))
-        self._staged = f"{self._location().rstrip('/')}/{self.directory}"
-        options = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
-        with ExitStack() as settings:
+        deleted, fold = None, folding(self.spark)
+        with ExitStack() as during:
+            if self.upsert is not None:
+                rows = self.upsert.latest(rows, fold)
+                if self.upsert.operation:  # written apart: of these rows only the keys are known
+                    rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
+                    during.callback(rows.unpersist)
+                    deleted = rows.where(DELETED)
+                rows = rows.where(~F.col(DELETED)).drop(DELETED)
+            self._columns = rows.schema
+            if self.there() is None:
+                self._make(self._held(rows.schema))
+            while self.names_fields and (new := self.columns_to_add(self._columns)):
+                self._widen(new)
+            rows, parts = self._partitioned(self._filled(self._required(self.cast(rows))))
+            self._staged = f"{self._location().rstrip('/')}/{self.directory}"
+            options = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
             for name, value in _SETTINGS.items():
-                settings.enter_context(setting(self.spark, name, value))
+                during.enter_context(setting(self.spark, name, value))
             try:
                 rows.write.options(**options).partitionBy(*parts).parquet(self._staged)
+                if deleted is not None and self.upsert is not None:
+                    held = {fold(field.name): field.dataType for field in (*self._columns, *(self.there() or ()))}
+                    columns = [F.col(quoted(name)).cast(held[fold(name)]).alias(name) for name in self.upsert.named]
+                    deleted.select(columns).write.options(**options).parquet(f"{self._staged}/{DELETED}")
             except (PySparkException, Py4JJavaError) as error:
                 if misfit := misfit_in(error):
                     raise BadArgument(f"{self.what}: {misfit}") from error
@@ -293,20 +336,26 @@ class StagedAppend(Append):
         if staged is None:
             raise BadArgument("nothing was written: call `write` first")
         files = [(f"{self.directory}/{name}", size) for name, size in files_below(self.spark, staged, ".parquet")]
+        deleted = [file for file, _ in files if file.startswith(f"{self.directory}/{DELETED}/")]
+        files = [file for file in files if file[0] not in deleted]
 
         def add() -> bool:
             if not self.names_fields and (new := self.columns_to_add(self._columns)):
                 self._widen(new)
                 return True  # the table is another one now: look again, or a commit in between would not be seen
-            # While nobody knows whether the files are the table's, `abort` must not remove them: they stay as orphans.
+            if self.upsert is not None:
+                self._merge(files, deleted)
+            # Once they may be the table's, `abort` must not remove the files: if they are not, they stay as orphans.
             self._staged = None
             done = self._add(files)
-            self._staged = staged
+            self._staged = None if done else staged
             return done
 
         commit = self.commit_once(add)
         if commit.again:
             self.abort()
+        elif deleted:
+            delete(self.spark, f"{staged}/{DELETED}")
         self._staged = None
         return commit
 
@@ -334,17 +383,28 @@ def append_to(
     batches: str | Sequence[str],
     format: str = "iceberg",
     commit: str = "driver",
+    *,
+    keys: Sequence[str] = (),
+    order_by: str | None = None,
+    operation: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Append:
     """An `Append`; raises `BadArgument`, also if the extra or the connector that the format needs is missing.
 
-    ``commit``: "driver", by a Python library, or "spark", by this Spark's connector for the format.
+    ``commit``: "driver", by a Python library, or "spark", by this Spark's connector for the format. ``keys``, ``order_by``,
+    ``operation``: the rows replace or remove others, see `Upsert`; for "driver" only.
     """
     kind = format.lower()
     if kind not in FORMATS:
         raise BadArgument(f"format must be one of {', '.join(FORMATS)}, not {excerpt(format, 80)}")
     if commit not in COMMITS:
         raise BadArgument(f"commit must be one of {', '.join(COMMITS)}, not {excerpt(commit, 80)}")
+    if keys or order_by is not None or operation:
+        options["upsert"] = Upsert(keys, order_by, operation or {})
+        if commit == "spark":
+            raise BadArgument("commit 'spark' only appends: for keys leave commit out, or run a MERGE INTO of your own")
+    if options.get("branch") is not None and (kind, commit) != ("iceberg", "driver"):
+        raise BadArgument("'branch' is for Iceberg, where the driver commits")
     module, name = ("by_spark", f"{FORMATS[kind]}BySpark") if commit == "spark" else (kind, f"{FORMATS[kind]}Append")
     try:
         made: Append = getattr(importlib.import_module(f"qewqew_spark.tables.{module}"), name)(spark, table, batches, **options)
@@ -371,9 +431,9 @@ def append_once(
     does not have, it returns their rows, from the active session. It is called again if somebody else commits some of these
     meanwhile.
 
-    ``commit``: see `append_to`. ``table`` and ``options``: see `Append`. Rows are computed where the batch is not there yet. In
-    `foreachBatch`, where each query numbers its batches from 0, let the id name the query too:
-    ``f"{query}-{number}"``. Raises `BadArgument` before anything is written, `TooManyConflicts`, and what Spark and the
+    ``commit``, ``keys``, ``order_by``, ``operation``: see `append_to`. ``table`` and ``options``: see `Append`. Rows are computed
+    where the batch is not there yet. In `foreachBatch`, where each query numbers its batches from 0, let the id name the query
+    too: ``f"{query}-{number}"``. Raises `BadArgument` before anything is written, `TooManyConflicts`, and what Spark and the
     table's library raise.
     """
     batches = [batch_id] if isinstance(batch_id, str) else list(dict.fromkeys(batch_id))

@@ -162,6 +162,29 @@ class Written:
         return found
 
 
+def copied(file: DataFile, place: str, size: int, footer: pq.FileMetaData) -> DataFile:
+    """A file with some of another's rows: of its partition, and within its bounds."""
+    none = [
+        {key: 0 for key, count in (counts or {}).items() if not count}
+        for counts in (file.null_value_counts, file.nan_value_counts)
+    ]
+    made: DataFile = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=place,
+        file_format=FileFormat.PARQUET,
+        partition=file.partition,
+        record_count=footer.num_rows,
+        file_size_in_bytes=size,
+        split_offsets=[_start(footer.row_group(number).column(0)) for number in range(footer.num_row_groups)],
+        null_value_counts=none[0],
+        nan_value_counts=none[1],
+        lower_bounds=file.lower_bounds,
+        upper_bounds=file.upper_bounds,
+    )
+    made.spec_id = file.spec_id
+    return made
+
+
 def with_ids(columns: types.StructType, held: StructType | None) -> types.StructType:
     """The columns, and fields of structs, with the ids that they have in the table; with ``held`` None, without ids."""
     known = {field.name: field for field in held.fields} if held is not None else {}

@@ -6,25 +6,32 @@ The catalog is that of Spark's settings `spark.sql.catalog.<name>.*` if there ar
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg import expressions
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.rest import SNAPSHOT_LOADING_MODE
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
-from pyiceberg.manifest import DataFile
-from pyiceberg.table import Table, TableProperties
+from pyiceberg.io.pyarrow import ArrowScan, schema_to_pyarrow
+from pyiceberg.manifest import DataFile, FileFormat
+from pyiceberg.schema import Schema
+from pyiceberg.table import FileScanTask, Table, TableProperties
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, types
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from qewqew_core.errors import BadArgument
+from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_core.secrecy import excerpt
 from qewqew_spark.tables.append import ATTEMPT, StagedAppend, TooManyConflicts, named
-from qewqew_spark.tables.data_files import Written, path_to, with_ids
+from qewqew_spark.tables.data_files import Written, copied, path_to, with_ids
+from qewqew_spark.tables.merging import Merge, Range, copy_rows
 from qewqew_spark.tables.partitions import PARTITION, parted, transform_of
 from qewqew_spark.tables.session import quoted
 
@@ -64,6 +71,8 @@ class IcebergAppend(StagedAppend):
         self._written: Written | None = None
         self._files: list[DataFile] | None = None  # of what was written
         self._uuid: object = None  # of the table that it was written for
+        self._merging: Merge[DataFile] | None = None
+        self._merged: tuple[list[DataFile], list[DataFile]] | None = None  # which go from the table, and which come instead
 
     def _load(self) -> Table | None:
         try:
@@ -95,6 +104,13 @@ class IcebergAppend(StagedAppend):
         if oldest is not None and forgotten and len(found) < len(wanted):
             self.warn_of_forgotten(oldest.timestamp_ms / 1000)
         return found
+
+    def check(self, columns: types.StructType) -> None:
+        super().check(columns)
+        table = self._table or self._load()
+        if self.branch is not None and (table is None or self.branch not in _branches(table)):
+            known = "does not exist" if table is None else f"has the branches {', '.join(_branches(table)) or 'none'}"
+            raise BadArgument(f"{self.what} {known}; create the branch {excerpt(self.branch, 80)} first, from one that is there")
 
     def there(self) -> types.StructType | None:
         table = self._table or self._load()
@@ -160,9 +176,8 @@ class IcebergAppend(StagedAppend):
             update.union_by_name(pa.schema(_arrow(types.StructType(list(columns))).fields))
         self._load()
 
-    def _add(self, files: Sequence[tuple[str, int]]) -> bool:
-        table = self._loaded()
-        written = self._written
+    def _prepared(self, files: Sequence[tuple[str, int]]) -> tuple[Table, Written, list[DataFile]]:
+        table, written = self._loaded(), self._written
         if written is None or (table.metadata.table_uuid, table.spec()) != (self._uuid, written.spec):
             raise TooManyConflicts(
                 f"{self.what}: its partitions were changed, or it was made again, while the batch was written. Nothing was "
@@ -172,19 +187,97 @@ class IcebergAppend(StagedAppend):
             # Under the name that the table has for its place, whatever Hadoop calls it.
             top = table.location().rstrip("/")
             self._files = written.data_files(table.io, [(f"{top}/{name}", size) for name, size in files])
+        return table, written, self._files
+
+    def _add(self, files: Sequence[tuple[str, int]]) -> bool:
+        table, written, new = self._prepared(files)
+        removed, added = self._merged or ([], new)
         try:
             with table.transaction() as transaction:
                 if written.by_names and table.name_mapping() is None:
                     mapping = table.schema().name_mapping.model_dump_json()
                     transaction.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping})
-                update = transaction.update_snapshot(self.marks)
+                update = transaction.update_snapshot(self.marks, self.branch or MAIN_BRANCH)
                 merging = table.properties.get(TableProperties.MANIFEST_MERGE_ENABLED, "").lower() == "true"
-                with update.merge_append() if merging else update.fast_append() as append:
-                    for file in self._files:
-                        append.append_data_file(file)
+                appending = update.merge_append if merging else update.fast_append
+                with update.overwrite() if removed else appending() as producer:
+                    for file in removed:
+                        producer.delete_data_file(file)
+                    for file in added:
+                        producer.append_data_file(file)
         except CommitFailedException:
             return False
         return True
+
+    def _merge(self, files: Sequence[tuple[str, int]], deleted: Sequence[str]) -> None:
+        table, _, written = self._prepared(files)
+        if self._merging is None:
+            keys = 0 if self.upsert is None else len(self.upsert.keys)
+            tables = [self._read(f"{table.location().rstrip('/')}/{name}") for name in deleted]
+            self._merging = Merge(self, keys, written, [each.columns for each in tables])
+        self._merged = self._merging()
+
+    def _read(self, place: str) -> pa.Table:
+        with self._loaded().io.new_input(place).open() as opened:
+            return pq.read_table(opened)
+
+    def _selected(self) -> Schema:
+        schema = self._loaded().schema()
+        known = {field.name: field for field in schema.fields}
+        return Schema(*(known[field.name] for field in self.named_fields()))
+
+    def kinds(self) -> list[pa.DataType]:
+        """See `merging.Files`, also of what follows."""
+        return [field.type for field in _arrow(_columns(schema_to_pyarrow(self._selected())))]
+
+    def may_have(self, ranges: Sequence[Range | None]) -> list[tuple[str, DataFile]]:
+        table = self._loaded()
+        wanted: Any = expressions.AlwaysTrue()
+        make: Any = expressions  # whose classes take other arguments than they say
+        for field, range in zip(self._selected().fields, ranges, strict=False):
+            if range is not None and "." not in field.name:
+                if range.values is not None:
+                    wanted = make.And(wanted, make.In(field.name, range.values))
+                else:
+                    bounds = make.GreaterThanOrEqual(field.name, range.least), make.LessThanOrEqual(field.name, range.greatest)
+                    wanted = make.And(wanted, *bounds)
+        try:
+            scan = table.scan(row_filter=wanted)
+            tasks = [*(scan if self.branch is None else scan.use_ref(self.branch)).plan_files()]
+        except (ValueError, NotImplementedError) as error:
+            raise BadArgument(f"{self.what} cannot be read by PyIceberg: {error}") from error
+        for task in tasks:
+            if task.delete_files or task.file.file_format != FileFormat.PARQUET:
+                raise BadArgument(
+                    f"{self.what} has a file that may have keys of the batch, and delete files for it, or is not Parquet; run "
+                    "rewrite_data_files first"
+                )
+        return [(task.file.file_path, task.file) for task in tasks]
+
+    def named_in(self, file: DataFile) -> list[pa.ChunkedArray]:
+        table, selected = self._loaded(), self._selected()
+        metadata = table.metadata
+        if table.name_mapping() is None:  # it comes with the commit, see `_add`
+            mapping = {TableProperties.DEFAULT_NAME_MAPPING: table.schema().name_mapping.model_dump_json()}
+            metadata = metadata.model_copy(update={"properties": {**metadata.properties, **mapping}})
+        rows = ArrowScan(metadata, table.io, selected, expressions.AlwaysTrue()).to_table([FileScanTask(file)])
+        if len(rows) != file.record_count:
+            raise Corrupt(f"{file.record_count} rows are in the manifest, and {len(rows)} in the file", path=file.file_path)
+        return [rows[field.name] for field in selected.fields]
+
+    def copy(self, file: DataFile, keep: pa.ChunkedArray) -> DataFile:
+        table = self._loaded()
+        if file.spec_id != table.spec().spec_id:
+            raise BadArgument(f"{self.what} has keys of the batch in a file of earlier partitions; run rewrite_data_files first")
+        place = f"{table.location().rstrip('/')}/{self.directory}/{uuid.uuid4().hex}.parquet"
+        with (
+            table.io.new_input(file.file_path).open() as opened,
+            pq.ParquetFile(opened) as source,
+            table.io.new_output(place).create() as sink,
+        ):
+            footer = copy_rows(source, sink, keep, f"a file of {self.what}", {})
+            size = sink.tell()
+        return copied(file, place, size, footer)
 
 
 def _catalog(spark: SparkSession, name: str) -> Catalog:
@@ -205,6 +298,10 @@ def _catalog(spark: SparkSession, name: str) -> Catalog:
     # Any snapshot may name the batch. With "refs", as Spark's connector may be set up, a REST server sends only the last one.
     catalog.properties[SNAPSHOT_LOADING_MODE] = "all"
     return catalog
+
+
+def _branches(table: Table) -> list[str]:
+    return sorted(name for name, ref in table.refs().items() if ref.snapshot_ref_type == SnapshotRefType.BRANCH)
 
 
 def _columns(schema: pa.Schema) -> types.StructType:

@@ -25,6 +25,8 @@ from pyspark.sql.types import (
 from qewqew_spark.tables.session import quoted
 
 MISFIT = "a value does not fit a table"
+NULL_KEY, NO_ORDER = "null, and it is one of the keys", "and no order_by says which is the last"
+_ENDS = " is not in the years 1 to 9999", NULL_KEY, NO_ORDER
 _LENGTH = "__CHAR_VARCHAR_TYPE_STRING"  # where Spark, for which it is a STRING, keeps the type of a table's column
 _BOUNDS: dict[type[DataType], tuple[str, str]] = {
     DateType: ("DATE'0001-01-01'", "DATE'9999-12-31'"),
@@ -90,7 +92,12 @@ def checked(name: str, kind: DataType) -> Column:
     return value if reason is None else F.when(reason.isNull(), value).otherwise(F.raise_error(reason))
 
 
+def refusal(reason: Column) -> Column:
+    """An error of Spark with the reason, which begins with the column's name and ends as one in `_ENDS`; see `misfit_in`."""
+    return F.raise_error(F.concat(F.lit(f"{MISFIT}: "), reason))
+
+
 def misfit_in(error: Exception) -> str | None:
-    """The reason, if Spark failed at a value that is `checked`."""
-    found = re.search(rf"{MISFIT}: (.*? is not in the years 1 to 9999)", str(error), re.DOTALL)
+    """The reason, if Spark failed at a value that is `checked`, or with a `refusal`."""
+    found = re.search(rf"{MISFIT}: (.*?(?:{'|'.join(_ENDS)}))", str(error), re.DOTALL)
     return f"the column {found[1]}; leave such rows out. Nothing was added" if found else None

@@ -26,6 +26,7 @@ from qewqew_spark.jobs.drain import drain
 from qewqew_spark.jobs.output import Output
 from qewqew_spark.tables import append_once
 from qewqew_spark.tables.append import StagedAppend
+from qewqew_spark.tables.merging import Merge
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["qewqew_spark.jobs.drain", "qewqew_spark.tables.delta", "qewqew_spark.tables.iceberg"])
@@ -45,6 +46,10 @@ class OtherDriver:
     def append(self, lake: Lake, kind: str, batch: str, numbers: range, die: str = "") -> None:
         """``die``: kill -9 when the files are "staged", or "before" or "after" their commit."""
         self._order(lake, kind, die, {"batch": batch, "numbers": [numbers.start, numbers.stop]})
+
+    def upsert(self, lake: Lake, kind: str, batch: str, rows: list[tuple[int, str, int]], die: str = "") -> None:
+        """``rows``: `id BIGINT, name STRING, ts INT`. ``die``: as in `append`, or when the files of the table are "copied"."""
+        self._order(lake, kind, die, {"batch": batch, "rows": rows})
 
     def drain(self, lake: Lake, kind: str, prefix: str, die: str = "") -> None:
         """``die``: as in `append`, or when the first batch is "removed"."""
@@ -93,6 +98,10 @@ def die_at(point: str, kind: str) -> None:
     if point == "staged":
         StagedAppend.commit = die  # type: ignore[assignment,method-assign]
         return
+    if point == "copied":
+        merge = Merge.__call__
+        Merge.__call__ = lambda self: (merge(self), die())  # type: ignore[assignment,method-assign]
+        return
     commits: list[tuple[Any, str]] = [(DeltaTable, "create_write_transaction")]
     if kind == "iceberg":
         commits = [(catalog, "commit_table") for catalog in (SqlCatalog, RestCatalog)]
@@ -125,6 +134,10 @@ def carried_out(spark: SparkSession, order: dict[str, Any]) -> dict[str, Any]:
     if "prefix" in order:
         output = Output(format=kind, **{"table" if kind == "iceberg" else "path": table})
         return drain(lambda: spark, order["prefix"], [output], schema="id BIGINT", quarantine=order["quarantine"])
+    if "rows" in order:
+        changed = spark.createDataFrame(order["rows"], "id BIGINT, name STRING, ts INT")
+        found = append_once(changed, table, order["batch"], format=kind, keys=["id"], order_by="ts")
+        return {"snapshot": found.snapshot, "again": found.again}
     rows = spark.range(*order["numbers"], 1, 1)
     found = append_once(rows, table, order["batch"], format=kind)
     return {"snapshot": found.snapshot, "again": found.again}

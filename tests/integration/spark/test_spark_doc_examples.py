@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyiceberg.catalog import load_catalog
 from pyspark.sql import functions as F
 from spark_version import PLANS_BATCHES, WRITES_STREAMS
 
@@ -275,6 +276,18 @@ def tables(names: Names, home: Path) -> Iterator[None]:
     yield
     assert not names["commit"].again
     assert append_once(names["rows"], "lake.shop.orders", "orders-3f9c").again
+
+
+@example('changes = {"keys"')
+def upsert(names: Names, home: Path) -> Iterator[None]:
+    (home / "lake").mkdir()
+    catalog = {"type": "sql", "uri": f"sqlite:///{home}/lake/catalog.db", "warehouse": f"file://{home}/lake"}
+    for name, value in catalog.items():
+        names["spark"].conf.set(f"spark.sql.catalog.lake.{name}", value)
+    rows = names["spark"].sql("SELECT * FROM VALUES (1, 1, 'I'), (1, 2, 'D'), (2, 1, 'U') AS t(id, changed, op)")
+    names |= {"rows": rows, "batch": SimpleNamespace(id="orders-3f9c"), "append_once": append_once}
+    yield
+    assert load_catalog("lake", **catalog).load_table("shop.customers").scan().to_arrow().to_pylist() == [{"id": 2, "changed": 1}]
 
 
 @example("# shop/orders.py")

@@ -177,6 +177,43 @@ def test_files_for_partitions_of_before_are_not_added(lake: Lake) -> None:
     assert lake.rows("iceberg") == [(number,) for number in range(9)]
 
 
+def test_a_commit_to_a_branch_is_seen_when_it_is_published(lake: Lake) -> None:
+    def write(batch: str, *rows: tuple[int, str], **options: Any) -> Any:
+        return append_once(lake.session.createDataFrame(rows, "id INT, n STRING"), "lake.shop.orders", batch, **options)
+
+    def ids(**of: str) -> list[tuple[Any, ...]]:
+        scan = lake.catalog.load_table("shop.orders").scan()
+        table = (scan.use_ref(of["branch"]) if of else scan).to_arrow()
+        return sorted(zip(table["id"].to_pylist(), table["n"].to_pylist(), strict=True))
+
+    audit = {"branch": "audit"}
+    with pytest.raises(BadArgument, match="does not exist; create the branch 'audit' first"):
+        write("b1", (1, "a"), (2, "a"), **audit)
+    write("b1", (1, "a"), (2, "a"))
+    with pytest.raises(BadArgument, match="has the branches main; create the branch 'audit' first"):
+        write("b2", (3, "a"), **audit)
+    table = lake.catalog.load_table("shop.orders")
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    with table.manage_snapshots() as change:
+        change.create_branch(snapshot.snapshot_id, "audit").create_tag(snapshot.snapshot_id, "a-tag")
+    with pytest.raises(BadArgument, match="has the branches audit, main; create the branch 'a-tag' first"):
+        write("b2", (3, "a"), branch="a-tag")
+    for again in False, True:
+        assert write("b2", (3, "a"), **audit).again == again
+    write("b3", (1, "b"), **audit, keys=["id"])  # of the branch's rows
+    write("b4", (4, "a"), **audit, keys=["id"])
+    assert lake.rows("iceberg") == ids() == [(1, "a"), (2, "a")]
+    assert ids(**audit) == [(1, "b"), (2, "a"), (3, "a"), (4, "a")]
+    with lake.catalog.load_table("shop.orders").manage_snapshots() as change:
+        change.set_current_snapshot(ref_name="audit")
+    assert lake.rows("iceberg") == ids() == ids(**audit)
+    assert write("b2", (3, "a")).again
+    for options in {"format": "delta"}, {"commit": "spark"}:
+        with pytest.raises(BadArgument, match="'branch' is for Iceberg, where the driver commits"):
+            write("b5", (5, "a"), **audit, **options)
+
+
 def test_a_commit_opens_as_many_files_whatever_the_table_has(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: Counter[str] = Counter()
     opening = PyArrowFile.open

@@ -294,6 +294,7 @@ def test_verify_reports_what_it_read(path):
         "unchecked": 0,
         "orphans": [],
         "problems": [],
+        "strange": {},
     }
 
 
@@ -334,7 +335,7 @@ def test_repair_prints_json(path):
     result = run("repair", path, "--yes", "--json")
     assert result.exit_code == 5
     found = json.loads(result.stdout)
-    assert list(found) == ["path", "kind", "ok", "records", "batches", "damage", "notes", "set_aside"]
+    assert list(found) == ["path", "kind", "ok", "records", "batches", "damage", "notes", "set_aside", "strange"]
     assert list(found["damage"][0]) == ["path", "offset", "bytes", "records", "what"]
     assert (found["ok"], found["records"], found["damage"][0]["records"]) == (False, 2, 0)  # the log still has them
     assert json.loads(done("repair", path, "--yes", "--json"))["ok"] is True
@@ -582,8 +583,8 @@ def test_wrong_usage_is_2(path, arguments):
 
 
 def test_a_file_that_cannot_be_read_is_an_error_and_no_queue_is_made(path, tmp_path):
-    refused(1, "put", path, "-f", tmp_path / "no", match=f"FileNotFoundError: {tmp_path / 'no'}: No such file")
-    refused(1, "put", path, "-f", tmp_path, match="IsADirectoryError")
+    refused(1, "put", path, "-f", tmp_path / "no", match=f"BadPath: {tmp_path / 'no'}: the file cannot be used: No such file")
+    refused(1, "put", path, "-f", tmp_path, match=f"BadPath: {tmp_path}: a directory is in the way of this file")
     assert not list(tmp_path.iterdir())
 
 

@@ -154,7 +154,7 @@ def test_verify_names_a_batch_that_is_not_ours(kind: str, shared: Path) -> None:
 
     def verify(path: Path) -> None:
         with opened(path) as store:
-            assert f"({OTHER})" in " ".join(store.verify().problems)
+            assert f"({OTHER})" in " ".join(store.verify().strange.values())
 
     def lease(path: Path) -> None:
         with opened(path) as store:

@@ -8,27 +8,33 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import ExitStack
+from itertools import count, cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from commands import run
+from commands import refused, run
 from disk import NoSync
 from test_looks import MAKE, OTHER, packages_are_imported, shared  # noqa: F401  # fixtures
 from test_owners import USER, as_root, as_user
-from test_planted import sessions_and_stages_spill_soon, use_queue, use_topic  # noqa: F401  # a fixture
+from test_planted import PLANTED, content, sessions_and_stages_spill_soon, use_queue, use_topic  # noqa: F401  # a fixture
 
+from qewqew_core import Queue, Topic
+from qewqew_core.batch import places
+from qewqew_core.disk.files import Files, look_into
 from qewqew_core.formats import chunk
-from qewqew_core.queue import paths
+from qewqew_core.queue import paths, strangers
 from qewqew_core.tools import listing
 from qewqew_core.topic import block_sums, topic_paths
 
 NAMES = {
-    "queue": [*paths.names_of("s"), (chunk.chunk_path("s", chunk.OUR_FIRST), False)],
+    "queue": [*paths.names_of("s"), *((chunk.chunk_path("s", number), False) for number in (chunk.OUR_FIRST, 777))],
     "topic": [
         *topic_paths.names_of("s", (f"x{suffix}" for suffix in topic_paths.IN_STATE)),
         *topic_paths.names_of_reader("s", "r"),
-        *((path, False) for path in (topic_paths.block_of("s", 0), block_sums.path_of("s", 0))),
+        *((path, False) for path in (topic_paths.block_of("s", 0), block_sums.path_of("s", 0), topic_paths.block_of("s", 9999))),
     ],
 }
 LOOKS = "ls", "stat", "check", "metrics", "top"
@@ -106,6 +112,106 @@ def test_whatever_belongs_to_somebody_else_is_named_by_every_look(kind: str, sha
         place.chmod(0o777)
         os.chown(place, OTHER, OTHER)
         as_user(lambda home, name=name: check_looks(kind, name, home), home, USER)  # type: ignore[misc]
+
+
+def make_batches(kind: str, path: Path) -> None:
+    """A store with an acknowledged, a leased and a dead batch."""
+    with ExitStack() as opened:
+        store = opened.enter_context(Queue(path) if kind == "queue" else Topic(path))
+        (store.put_many if isinstance(store, Queue) else store.append_many)([b"x"] * 20)
+        source = store if isinstance(store, Queue) else opened.enter_context(store.reader("r"))
+        acked, _, dead = (source.lease(key, max_records=2) for key in ("acked", "leased", "dead"))
+        assert acked is not None
+        assert dead is not None
+        acked.ack()
+        dead.to_dead_letters("x")
+
+
+def in_batches(home: Path) -> list[str]:
+    """Each name in the directories of batches that is there, and one that may be."""
+    homes = [path for suffix in (places.BATCHES, places.DEAD) for path in home.rglob(f"*{suffix}")]
+    found = [path for batches in homes for path in batches.rglob("*")]
+    found += [path / "another" for path in (*homes, *found) if path.is_dir()]
+    return [str(path.relative_to(home)) for path in found]
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_every_command_names_the_same_and_its_advice_leads_to_a_healthy_store(kind: str, tmp_path: Path) -> None:
+    (aside := tmp_path / "aside").mkdir()
+    (aside / "empty").touch()
+    (aside / "thesis.txt").write_bytes(b"precious")
+    (tmp_path / "made").mkdir()
+    make_batches(kind, tmp_path / "made" / "s")
+    before, planted, named = content(aside), cycle(kind for kind in PLANTED if kind != "file"), 0
+    for number, name in enumerate([*(name for name, _ in NAMES[kind]), *in_batches(tmp_path / "made")]):
+        home = tmp_path / str(number)
+        shutil.copytree(tmp_path / "made", home)
+        place = home / name
+        shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
+        place.parent.mkdir(exist_ok=True)
+        PLANTED["pipe" if (what := next(planted)) == "directory" and dict(NAMES[kind]).get(name, True) else what](place, aside)
+        commands = ("ls", home), ("stat", home / "s"), ("check", home), ("verify", home / "s"), ("repair", home / "s", "--yes")
+        for command, *arguments in commands:
+            result = run(command, *arguments)
+            told = "".join((result.stdout + result.stderr).split())  # in a table it may be broken
+            if not os.path.lexists(place):
+                break  # a name for a while, whatever was left there: an opening has removed it
+            assert str(place) in told, (command, name, told)
+            assert "moveitaway" in told, (command, name)
+            assert result.exit_code == {"check": 3}.get(command, 1), (command, name)
+            named += command == "repair"
+        else:
+            shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
+        if name.startswith(topic_paths.data_of("s")):  # nothing else has the messages
+            shutil.copytree(tmp_path / "made" / "s" / "data", home / "s" / "data", dirs_exist_ok=True)
+        if run("verify", home / "s").exit_code:
+            assert run("repair", home / "s", "--yes").exit_code == 5, name
+        assert run("verify", home / "s").exit_code == 0, name
+        assert run("check", home, "--max-dead", 9).exit_code == 0, name
+        assert content(aside) == before
+    assert named > 20
+
+
+def test_a_topic_may_have_the_name_of_a_chunk_file(tmp_path: Path) -> None:
+    MAKE["queue"](tmp_path / "s", b"ours")
+    MAKE["topic"](tmp_path / "s.7", b"ours")
+    assert run("ls", tmp_path).exit_code == 0
+    assert run("verify", tmp_path / "s").exit_code == 0
+
+
+def test_what_is_strange_at_the_name_of_a_chunk_file_is_listed_and_named_with_orphans(tmp_path: Path) -> None:
+    MAKE["queue"](tmp_path / "s", b"ours")
+    os.mkfifo(tmp_path / "s.7")
+    listed = run("orphans", "list", tmp_path / "s")
+    assert (listed.exit_code, "a pipe is in the way" in " ".join(listed.stdout.split())) == (1, True)
+    (row,) = json.loads(run("orphans", "list", tmp_path / "s", "--json").stdout)
+    assert (row["file"], row["records"]) == (str(tmp_path / "s.7"), None)
+    for command in ("show", "adopt", "aside"):
+        refused(1, "orphans", command, tmp_path / "s", "s.7", match="s.7: a pipe is in the way")
+    assert not json.loads(run("verify", tmp_path / "s", "--json").stdout)["orphans"]
+
+
+def test_who_looks_at_one_queue_after_the_other_does_not_list_them_all_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(1001):
+        (tmp_path / f"other-{number}").touch()
+    for number in range(20):
+        MAKE["queue"](tmp_path / f"s{number}", b"ours")
+    os.mkfifo(tmp_path / "s19.7")
+    listed = 0
+
+    class Counting(Files):
+        def kinds(self, path: str, *, directories: bool = False) -> dict[str, bool]:
+            nonlocal listed
+            listed += path == str(tmp_path)
+            return super().kinds(path, directories=directories)
+
+    ticks = count()
+    monkeypatch.setattr(strangers, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    found = [[*strangers.strange_chunks(look_into(str(tmp_path), files=Counting()), str(tmp_path / f"s{n}"))] for n in range(20)]
+    assert [len(errors) for errors in found] == [0] * 19 + [1]
+    assert listed == 2, "what is listed is good for ten times as long as that took"
 
 
 @as_root

@@ -53,6 +53,24 @@ def test_an_output_is_a_json_object_with_defaults():
         ({"path": "x", "transform": "a.b"}, "'transform' must be 'module:function'"),
         ({"path": "x", "transform": "a:b()"}, "'transform' must be 'module:function'"),
         ({"path": "x", "options": {"a": {"env": ""}}}, "the option 'a' must be a string, a number"),
+        ({"path": "x", "keys": ["id"]}, "'keys' is for the formats delta and iceberg, not 'parquet'"),
+        ({"format": "jdbc", "keys": ["id"]}, "'keys' is for the formats"),
+        ({"path": "x", "format": "delta", "keys": "id"}, "'keys' must be a list of column names"),
+        ({"path": "x", "format": "delta", "keys": [""]}, "'keys' must be a list of column names"),
+        ({"path": "x", "format": "delta", "order_by": "ts"}, "'order_by' and 'operation' need 'keys'"),
+        ({"path": "x", "format": "delta", "operation": {"column": "op", "delete": ["D"]}}, "need 'keys'"),
+        ({"path": "x", "format": "delta", "keys": ["id"], "order_by": ["ts"]}, "'order_by' must be the name of a column"),
+        ({"path": "x", "format": "delta", "keys": ["id"], "commit": "spark"}, "with 'keys' the driver commits"),
+        *(
+            ({"path": "x", "format": "delta", "keys": ["id"], "operation": wrong}, "'operation' must be like .*delete")
+            for wrong in (
+                "D",
+                {"column": "op"},
+                {"column": "op", "delete": "D"},
+                {"column": "op", "delete": []},
+                {"delete": ["D"]},
+            )
+        ),
         ({"path": "x", "options": {"a": {"env": "A", "file": "b"}}}, "the option 'a' must be a string, a number"),
     ],
 )
@@ -131,7 +149,8 @@ JDBC = {"url": "jdbc:x", "dbtable": "t"}
         ([Output("x"), Output("x/")], {}, "go to 'x' and would overwrite each other"),
         ([Output(table="a.b"), Output(table="A.b")], {"quarantine": "q"}, "go to 'table a.b' and would overwrite"),
         ([Output(format="jdbc", options=JDBC)] * 2, {"quarantine": "q"}, "go to 'table t of jdbc:x' and would overwrite"),
-        ([Output(table="a.b")], {}, "no output has a path, so set quarantine"),
+        ([Output(table="a.b")], {}, "no output has a path .*, so set quarantine"),
+        ([Output("x/{a}", route="a")], {}, "no output has a path \\(without a route\\), so set quarantine"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(outputs, arguments, message):

@@ -1,0 +1,71 @@
+"""What is in the place of a file or directory that a queue has or may have, and is not the queue's: links, pipes, devices, what
+belongs to somebody else. Every look, `verify` and `repair` name the same.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from itertools import chain
+
+from qewqew_core.batch import places
+from qewqew_core.disk.files import Files
+from qewqew_core.disk.opening import strange
+from qewqew_core.errors import BadPath
+from qewqew_core.formats import chunk
+from qewqew_core.queue import paths
+
+_MANY = 1000  # names in a directory
+_listed: dict[str, tuple[float, dict[str, dict[str, bool]]]] = {}  # by directory: until when that is good, and what it has
+
+
+def strangers(files: Files, path: str, closely: bool = True) -> Iterator[BadPath]:
+    """Those at the queue with this path. Not ``closely``: without looking into the directories of batches: many that have ended
+    may be kept.
+    """
+    flat = places.names_in(files, *(path + suffix for suffix in (paths.LEASE, paths.SPILL, paths.STAGED)), are_batches=False)
+    batches = places.names_in(files, path + places.BATCHES, path + places.DEAD) if closely else ()
+    return strange(files, chain(paths.names_of(path), _chunks(files, path), flat, batches), "queue")
+
+
+def strange_chunks(files: Files, path: str) -> Iterator[BadPath]:
+    """Those at names of chunk files."""
+    return strange(files, _chunks(files, path), "queue")
+
+
+def _chunks(files: Files, path: str) -> Iterator[tuple[str, bool]]:
+    home, name = os.path.split(path)
+    found = _chunks_in(files, home).get(name, {})
+    for chunk_id in sorted(paths.chunk_ids(path, found)):
+        file = chunk.chunk_path(path, chunk_id)
+        if (files.may_be_foreign or not found[os.path.basename(file)]) and not _is_topic(files, file):
+            yield file, False
+
+
+def _is_topic(files: Files, path: str) -> bool:
+    """Whether a topic has the name of a chunk file, which it may."""
+    return files.is_directory(path) and any(
+        files.exists(os.path.join(path, name)) for name in (os.path.basename(path) + ".idx", "data")
+    )
+
+
+def _chunks_in(files: Files, home: str) -> dict[str, dict[str, bool]]:
+    """The names in a directory that chunk files may have, by the queue's, and whether each is a regular file. Who looks at
+    thousands of queues in it, one after the other, does not list them all each time.
+    """
+    began = time.monotonic()
+    until, found = _listed.get(home, (began, {}))
+    if began < until:
+        return found
+    names, found = files.kinds(home), {}
+    for name, is_regular in names.items():
+        queue, _, number = name.rpartition(".")
+        if number.isdecimal():
+            found.setdefault(queue, {})[name] = is_regular
+    now = time.monotonic()
+    for other in [other for other, (end, _) in list(_listed.items()) if end < now]:
+        _listed.pop(other, None)
+    if len(names) > _MANY:
+        _listed[home] = now + 10 * (now - began), found
+    return found
