@@ -121,6 +121,10 @@ class Sink(ABC):
         """The columns that take the fields of the records as they are, and may not hold each value; raises `BadArgument`."""
         return [*(self.there() or ())] if self.output.is_plain and self.limits else []
 
+    def parts(self) -> dict[str, int | None]:
+        """The columns of the records as they are by whose values rows are parted, see `limits.beyond_part`."""
+        return dict.fromkeys(self.output.partition_by if self.output.is_plain else ())
+
     def check(self, table: DataFrame) -> None:
         """Raise `BadArgument` if the columns do not fit to those that are there."""
         self.existing = self.there()
@@ -244,6 +248,9 @@ class Once(Sink):
 
     def there(self) -> StructType | None:
         return self._append.there()
+
+    def parts(self) -> dict[str, int | None]:
+        return self._append.parts() if self.output.is_plain else {}
 
     def limited(self) -> list[StructField]:
         """Keys are required. A record that removes a row may have no more than these."""

@@ -167,6 +167,10 @@ class Append(ABC):
         new = self.columns_to_add(columns)
         self.left_out = [field.name for field in new] if self.schema_evolution == "ignore" else []
 
+    def parts(self) -> dict[str, int | None]:
+        """The columns by whose values rows are parted, see `limits.beyond_part`; none that only the connector knows."""
+        return {}
+
     def _held(self, columns: StructType) -> StructType:
         """The types that the table has for these."""
         return columns
