@@ -33,7 +33,7 @@ from qewqew_spark.jobs.kept import OWN, KeptColumns
 from qewqew_spark.jobs.output import BATCH, FILE_FORMATS, SHOWN_FORMATS, Output
 from qewqew_spark.jobs.untyped import has_untyped, settle
 from qewqew_spark.tables.append import append_to
-from qewqew_spark.tables.evolution import Fold, Same, new_columns, same_in_a_database
+from qewqew_spark.tables.evolution import Fold, Same, differences, holds, new_columns, same_in_a_database
 from qewqew_spark.tables.session import columns_ddl, delete, exists, folding, listed, missing_format, quoted, rename, setting
 
 TYPED_FILES = {"parquet", "orc"}  # tell the types of their columns
@@ -66,6 +66,7 @@ class Sink(ABC):
     staged = False  # does nobody see what was written before `commit`?
     limits = True  # may a column require a value, or have a greatest length?
     typed = True  # do columns have a type there that stays?
+    agrees = True  # do the records take the types of the columns there?
     of_files = False  # are columns files', which have fields of structs each alone, and those of partitions without a type?
     same: Same = staticmethod(DataType.__eq__)
 
@@ -121,6 +122,9 @@ class Sink(ABC):
         """The columns that take the fields of the records as they are, and may not hold each value; raises `BadArgument`."""
         return [*(self.there() or ())] if self.output.is_plain and self.limits else []
 
+    def known(self, record: StructType, inferred: bool) -> StructType | None:
+        return self.there()  # for a schema of the records that is still to be chosen
+
     def check(self, table: DataFrame) -> None:
         """Raise `BadArgument` if the columns do not fit to those that are there."""
         self.existing = self.there()
@@ -175,6 +179,14 @@ class Files(Sink):
 
     def there(self) -> StructType | None:
         return None if not self._typed or self.schema_evolution == "ignore" else self._kept.there()
+
+    def known(self, record: StructType, inferred: bool) -> StructType | None:
+        there = self.there()
+        if inferred and there is not None:
+            found = differences(there, record, self.fold, holds, into_structs=True)
+            if any(old is not None and now is not None for _, old, now in found) and self._kept.doubt():
+                return self.there()
+        return there
 
     def check(self, table: DataFrame) -> None:
         try:
@@ -333,7 +345,7 @@ class Table(Sink):
 class Appended(Sink):
     """A format that QewQew does not know and that has no path: its rows are added to those that are there."""
 
-    typed = limits = False
+    typed = limits = agrees = False
 
     def there(self) -> StructType | None:
         return None
@@ -353,6 +365,7 @@ class Jdbc(Sink):
     """
 
     staged = True
+    agrees = False  # a database has types of its own
     same = staticmethod(same_in_a_database)
 
     def __init__(self, spark: SparkSession, output: Output, batch: str, schema_evolution: str) -> None:
