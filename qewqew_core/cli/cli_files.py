@@ -18,12 +18,28 @@ from qewqew_core.disk.files import DISK
 from qewqew_core.disk.opening import opening
 from qewqew_core.errors import BadArgument
 from qewqew_core.formats.zbus import Message
-from qewqew_core.tools import diskqueue, exchange
+from qewqew_core.tools import diskqueue, exchange, marker
 from qewqew_core.tools.exchange import few
 from qewqew_core.tools.listing import Kind, names_in
 from qewqew_core.tools.putting import into
 
 app = typer.Typer()
+
+
+@app.command(rich_help_panel="Files")
+def init(
+    directory: Annotated[str, typer.Argument(metavar="DIRECTORY", help="A directory of queues; created if it is missing.")],
+    id: Annotated[str | None, typer.Option(metavar="ID", help="Its id; by default a random one.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Mark a directory of queues, once, so that Airflow knows it from an empty one where a mount is missing.
+
+    The marker is the file .qewqew-directory, with an id that a connection may name (directory_id). A directory keeps the id that
+    it has.
+    """
+    known, made = marker.init(directory, id, group())
+    told = "is marked now" if made else "was marked already"
+    terminal.answer(as_json, {"path": directory, "id": known, "created": made}, f"{directory} {told}, with the id {known}")
 
 
 @app.command(rich_help_panel="Files")
