@@ -125,6 +125,9 @@ class DeltaAppend(StagedAppend):
     def _held(self, columns: StructType) -> StructType:
         return relaxed(columns)
 
+    def parts(self) -> dict[str, int | None]:
+        return dict.fromkeys(self.partition_by if self.there() is None else self._parts())
+
     def _parts(self) -> list[str]:
         return list(self._loaded().metadata().partition_columns)
 
