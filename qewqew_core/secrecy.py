@@ -1,7 +1,8 @@
 """What is a secret in an option, a URL or a text: this decides for command lines, errors, plans, reasons and logs alike.
 
-Only the forms here are recognised: names, URLs, NAME=VALUE, and a few of JSON, YAML, SQL and command lines. What `references`
-read is hidden whatever its form.
+A name tells of one (`_is_secret`), unless what follows the name says otherwise (`_is_shown`): a type, how many there are, the
+sentence of an error. Some need no name: those of URLs, logins and headers, and keys in PEM. What `references` read is hidden
+whatever its form. All this takes time in proportion to the text: an error may quote a record of megabytes.
 """
 
 from __future__ import annotations
@@ -10,149 +11,148 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
+from itertools import chain, pairwise
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
 # Parts of names, in small letters and without signs. What ends in one of `_ABOUT` tells where a secret is, or its kind or size.
 _ABOUT = (
-    "s?(?:(?:refresh|renewal|rotation|reset|hash|validation|min|max)(?!$)|encryption|character|expir(?:y|es(?:at|in)?)|file|path|location|encoding"
-    "|provider|class|type|ur[il]|endpoint|id|name|mechanism|version|polic(?:y|ie)|algorithm|method|scheme|format|strategy|interval"
-    "|timeout|lifetime|duration|issuer|audience|scope|arn|length|count|limit|size|bit|ttl|binding|env(?:var)?|header"
-    "|(?<=in|ry|me|ut|al|on)(?:ms|seconds?|minutes?|hours?|days?))+s?$"
+    "s?(?:(?:refresh|renewal|rotation|reset|hash|validation|min|max)(?!$)|encryption|character|expir(?:y|es(?:at|in)?)|file|path"
+    "|location|encoding|provider|class|type|ur[il]|endpoint|id|name|mechanism|version|polic(?:y|ie)|algorithm|method|scheme|format"
+    "|strategy|interval|timeout|lifetime|duration|issuer|audience|scope|arn|length|count|limit|size|bit|ttl|binding|env(?:var)?"
+    "|header|(?:chang|creat|issu|refresh|revok|rotated|updated)(?:ed)?at|(?<=in|ry|me|ut|al|on)(?:ms|seconds?|minutes?|hours?|days?))+s?$"
 )
 _NAME = re.compile(
     "(?:(?>passw(?:or[dt])?|passphrase|passcode|passkey|(?<!driver)(?<!executor)secret(?!ary)|(?<!max)token(?!iz)|jwt|credential|jaas"
-    "|authorization|connectionstring|signature|azuresas|serviceaccountjson(?!keyfile$)|keyfilecontent|pvtkey"
-    "|(?:private|access|account|api|shared|storage|master|encryption|signing|service|hmac|license|cipher)key)"
-    f"(?!{_ABOUT})|(?:(?<!com)(?<!by)(?<!sur)pass|pwd|auth|sas|sig|bearer|dsn|otp|cookies?|webhook(?:ur[il])?)$|^fskey$)"
+    "|authorization|connectionstring|signature|azuresas|serviceaccountjson(?!keyfile$)|keyfilecontent|pvtkey|fernet|mnemonic"
+    "|(?:private|access|account|api|shared|storage|master|encryption|signing|service|hmac|license|cipher|auth|ssh|client|app|aes"
+    f"|session|deploy|subscription)key)(?!{_ABOUT})|(?:(?<!com)(?<!by)(?<!sur)pass|pwd|auth|sas|sig|bearer|dsn|[mt]?otp|mfa|cookies?"
+    "|creds?|webhook(?:ur[il])?)(?:code|value|data|text|string)?$|secretid$|^fskey$)"
 )
-_PIN = re.compile("(?:^|[^A-Za-z])(?i:pin)$|[a-z]Pin$")  # not in `shopping` or `ping`
-_MANY = re.compile("(?:password|secret|token|cookie|key)s$")  # a number under such a name is how many there are
+_WORD = re.compile("(?:^|[^A-Za-z])(?i:pin|pw|psk)(?:[^A-Za-z]?(?i:code))?$|[a-z]Pin(?:Code)?$|_PAT$")  # not in `shopping`
+_MANY = re.compile("(?:password|secret|token|cookie|key)s(?:used|left|remaining|total|count|in|out|per[a-z]+)?$")
 # Not even then: references to Kubernetes' and Vault's secrets, settings of a column with such a name, and errors
-_NO_NAME = re.compile(
-    "^sparkkubernetes(?:driver|executor)secret|pullsecrets?$|injectsecret|column|(?:error|exception)$"
-    "|(?:invalid|expired|missing|unknown|unexpected)(?:token|password|credentials?|signature|apikey)$"
+_NO_NAME = re.compile("^sparkkubernetes(?:driver|executor)secret|pullsecrets?$|injectsecret|column|(?:error|exception)$")
+_ERROR = re.compile(  # `SignatureDoesNotMatch`, `InvalidToken`
+    "(?:[A-Z][a-z0-9]+)*?(?:(?:Expired|Invalid|Missing|Unknown|Unexpected|Bad|Malformed|Incorrect|Wrong)(?:[A-Z][a-z]+)+"
+    "|(?:Expired|Invalid|Mismatch|Match|Found|Missing|Required|Failed|Failure|Denied|Revoked|Unavailable|Rejected)(?:Fault)?)"
 )
 _SCHEMA = re.compile("(?i)schemas?$")  # names fields, which may have any name
 
-_PEM = r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<pem>(?:[\w+/=\s:,\\]|-(?!----))*)"
-_HOOK = (
-    r"(?i:hooks\.slack\.com/\w{1,20}|(?:webhook|\boutlook)\.office(?:365)?\.com/webhook\w{0,9}|webhook\.office\.com/\w{1,20}"
-    r"|discord(?:app)?\.com/api/webhooks)/(?P<hook>[^\s\"'<>]+)"
+# Values that hide nothing, in any text: no, a type, a parameter of a statement, a mark of something hidden
+_TYPE = (
+    r"(?:Optional\[)?(?:str|bytes|string|binary|bool(?:ean)?|(?:small|tiny|big)?int(?:eger|\d{1,2})?|byte|short|long|float\d{0,2}|double"
+    r"|real|(?:n?var)?char|decimal|numeric|date(?:time)?|time|timestamp(?:_[nl]?tz)?|text|[bc]lob|bytea|uuid|jsonb?|object|any"
+    r"|(?:array|map|struct|list|dict)(?:[<\[][\w<>\[\], :]{1,200}[>\]])?)(?:\(\d{1,9}(?:, ?\d{1,9})?\))?\]?"
 )
-# Before the host of a URL; with one slash, it was taken for a path. For HTTP and git, a user without a password is a token.
-_TOKEN = (
-    r"\b(?i:https?|git):/{1,2}(?![^/?#\s:]*:(?!(?:x-oauth-basic)?@)[^/?#\s]*@)"  # noqa: S105  (a pattern)
-    r"(?P<token>[^/?#\s:]+)(?::(?:x-oauth-basic)?)?@"
+_NOTHING = re.compile(
+    rf"(?i)|true|false|yes|no|on|off|none|null|kerberos|ldap|ntlm|basic|bearer|oauth2|\?|%s|%d|\$\d|%|\$|\*+|…|<?redacted>?"
+    rf"|{_TYPE}(?: \| None)?(?: = None)?(?:\)(?: -> [^\n]{{1,99}})?:?)?(?:(?: not)? null| primary key| unique)*"
+    # where a key is: its ARN, its name at Google, an alias at AWS
+    r"|arn:aws[\w-]*:[\w-]+:[\w-]*:\d*:[\w/:.+=@-]{1,200}|projects/[\w-]{1,64}/(?:locations|secrets)/[\w/-]{1,200}|alias/[\w/-]{1,200}"
 )
-_URL = r"(?:(?<!/)//|:\\/\\/|\b(?!file:)[A-Za-z][A-Za-z0-9+.-]{1,30}:/(?!/))[^/\s:]*:(?P<url>[^/?#;\s]*)@"
-# A password with `/`, `?`, `#` or `;` as it is. What is a port, or stands for one, begins none.
-_ODD_URL = (
-    r"(?:(?<=\w:)//|(?<=\w):\\/\\/)[^/\s:@\[\];=?#\"'<>,(){}]*:(?!(?:\d{1,5}|(?i:port)|\$?\{[^}\s]{0,64}\}|\$\w{1,64}|<\w{1,64}>|%\w)"
-    r"(?:[/?#,;\\]|$))(?P<odd>[^\s\"'<>]{1,256})@(?=[\w\[])"
-)
-_ORACLE = r"jdbc:oracle:\w+:[^/@\s:]{1,128}/(?P<oracle>\"[^\"]{0,128}\"|[^\s@]{0,128})@"
-_BEARER = r"(?i:\bauthorization\W{1,9}(?:bearer|basic|token)|\bbearer)\s{1,9}(?P<bearer>[\w.~+/=-]{8,})"
-_DIGEST = r"\b(?i:authorization\W{1,9}digest)\s[^\n]{0,400}?\b(?i:response)=[\"']?(?P<digest>[^\s\"',]+)"
-_COOKIE = r"(?i:\bcookie:)\s{0,9}(?P<cookie>[^\s\"';]+(?:;\s{0,2}[^\s\"';=]+=[^\s\"';]+)*)"
-_LOGIN = (
-    r"(?<![\w-])(?:-u|--user|--proxy-user)(?:[\s=]{1,9}|[\"'],\s{0,9}(?=[\"']))(?P<quote>[\"'])?"
-    r"(?!\d+:\d+\b)[^\s:\"']{1,128}:(?!//)(?P<login>(?(quote)(?:(?!(?P=quote))[^\n])+|[^\s\"']+))"
-)
-# And then `_VALUE`, if the name says so:
-_NAMED = r"(?<![\w.%/-])(?P<name>(?>[\w.%-]+))\s{0,9}=>?\s{0,9}"
-_IS = r"\\?[\"']\s{0,9}:\s{0,9}\\?"
-_BEGINS = r"(?=[\"'\d\[(]|[bBfFrRuU]{1,2}[\"']|[A-Za-z]\w{0,40}\()"
-_QUOTED = rf"[\"'](?P<quoted>[\w.-]{{1,128}}){_IS}{_BEGINS}"
-_TEXT = r"(?:\"[^\"]{0,128}\"|'[^']{0,128}'|[\w.]{1,20})"
-_PAIR = rf"\\?[\"'][\w.-]{{1,64}}{_IS}{_TEXT}\s{{0,9}},\s{{0,9}}"
-_ENTRY = (
-    rf"[\"'](?i:name|key){_IS}[\"'](?P<entry>[\w.-]{{1,128}})\\?[\"']\s{{0,9}},\s{{0,9}}"
-    rf"(?:{_PAIR}){{0,3}}\\?[\"'](?i:value){_IS}{_BEGINS}"
-)
-_IN_ENTRY = r"(?:[^\"'\\]|\\[^\"']|(?:\\|(?<=\w))[\"'](?=\w))"
-_REVERSED = (
-    rf"[\"'](?i:value){_IS}[\"'](?=(?P<before>{_IN_ENTRY}{{1,400}})\\?[\"']\s{{0,9}},\s{{0,9}}(?:{_PAIR}){{0,3}}"
-    rf"\\?[\"'](?i:name|key){_IS}[\"'](?P<called>[\w.-]{{1,128}}))"
-)
-_ARGUMENT = r"[\"']--?(?!(?:u|user|proxy-user)\b)(?P<argument>[\w.-]{1,128})[\"'],\s{0,9}(?=[\"'])"
-_YAML = (
-    r"(?:(?m:^)[ \t]{0,40}(?:-[ \t]{1,9})?[\"']?(?P<yaml>[\w.-]{1,128})[\"']?:(?=\s)"
-    r"|[{,][ \t]{0,40}(?P<flow>[\w.-]{1,128}):[ \t]{1,9}(?=[^\s{|>&*!#]))"
-)
-_LISTED = (
-    r"(?m:^)[ \t]{0,40}(?:-[ \t]{1,9})?(?i:name|key):[ \t]{1,9}[\"']?(?P<listed>[\w.-]{1,128})[\"']?[ \t]{0,9}\n"
-    r"[ \t]{0,40}(?i:value):(?=\s)"
-)
-_SQL = (
-    r"\b(?i:identified\s{1,9}(?:with\s{1,9}\S{1,64}\s{1,9})?by\s{1,9}(?P<password>password\s{1,9})?"
-    r"|(?:password|secret_(?:access_)?key|session_token)\s{1,9}(?=(?:[ENBX]|U&)?'|\$(?:[A-Z_]\w{0,60})?\$))"
-)
-# Values: b'…', E'…', SecretStr('…'), ['…', '…'], 'it''s', {a}}b}, $$it's$$; and where those without a quote end
-_PREFIX = re.compile(r"""(?:[bBfFrRuUeEnNxX]{1,2}|[uU]&)(?=["'])""")
-_OPEN = re.compile(r"""(?:[A-Za-z]\w{0,40}(?=\())?[\[(]|\{(?=\s{0,9}["'])""")
-_ENCLOSED = re.compile(
-    r"""(?s:"([^"\\]*(?:\\.[^"\\]*)*)|'([^'\\]*(?:(?:\\.|'')[^'\\]*)*)|\{((?:[^}]|\}\}(?=[^\s,;)}"']))*+)"""
-    r"""|\$((?:[A-Za-z_]\w{0,60})?)\$((?:(?!\$\4\$).){1,400})\$\4\$)"""
-)
-_WORD = re.compile(r"""[^\s;&,()"'{=\[][^\s;&,()"'{]*""")
-_ARGUMENT_WORD = re.compile(r"""[^\s;&,()"'{=\[](?:[^\s;&,()"'{]|[;&,()](?![\s"'-]|$|[\w.%-]{1,64}=))*""")
-_IN_QUOTES = {quote: re.compile(rf"[^{quote}\\\n]+(?:\\.[^{quote}\\\n]*)*(?={quote})") for quote in "\"'"}
-_IN_ESCAPED = {quote: re.compile(rf"[^{quote}\\\n]+(?=\\{quote})") for quote in "\"'"}
-_IN_FLOW = re.compile(r"[^,}\s](?:[ \t]{0,9}[^,}\s])*")
-_IN_LINE = re.compile(r"\S(?:(?!\s#|[,;]?[ \t]{1,9}[\w.-]{1,64}:\s|[ \t]{1,40}$)[^\r\n])*+", re.MULTILINE)
-_PART = re.compile(  # of what is in brackets
-    r"""(?s:(?<!\w)"(?:[^"\\]|\\.){0,1000}+"|(?:(?<!\w)|\b[A-Za-z])'(?:[^'\\]|\\.|''){0,1000}+'|\\.)|[\[({})\]]"""
-)
-# After a name of YAML: a value, or the next lines
-_NEXT = re.compile(
-    r"[ \t]{1,9}(?:(?:!!(?:str|binary)|&[\w-]{1,64})[ \t]{1,9})?(?=[^\s{|>&*!#])|[ \t]{0,9}([|>][+-]?\d?[ \t]{0,9})?\r?\n"
-)
-_LINE = re.compile(r"([ \t]*)(-[ \t]{1,9})?([^\r\n]*)\r?\n?")
-_LINE_END = re.compile(r"[ \t]*\r?\n")
-_MAPPING = re.compile(r"[\"']?[\w.-]{1,128}[\"']?:(?:\s|$)|[{\[|>&*!#]")
-_FORMS = (
-    *(_PEM, _HOOK, _TOKEN, _URL, _ODD_URL, _ORACLE, _BEARER, _DIGEST, _COOKIE, _LOGIN, _NAMED, _ENTRY, _REVERSED, _QUOTED),
-    *(_ARGUMENT, _LISTED, _YAML, _SQL),
-)
-_BEFORE = re.compile(_IN_ENTRY + "+")
+_MECHANISM = re.compile("(?i)(?:no-?)?sasl|plain|simple|gssapi|digest|cert(?:ificate)?|m?tls|ssl|iam|jwt|token|password|scram.*")
 _FILE = re.compile(r"(?:/|\./|~/)[\w./-]+\.[A-Za-z]{2,5}")  # of credentials
-# Each form has one, most texts have none:
-_SIGNS = ("@", "=", ":", "'-", '"-', "bearer", "password", "identified", "hook", "private key", "secret", "session_token")
-_BEFORE_VALUE = ("name", "quoted", "entry", "argument", "listed", "yaml", "flow")
-
-# Values that hide nothing: also what a statement has for a parameter, and types of fields
-_NOTHING = {
-    *("", "true", "false", "yes", "no", "on", "off", "none", "null", "kerberos", "ldap", "ntlm", "basic", "bearer", "oauth2"),
-    *("?", "%s", "$1", "$2", "$3", "%", "$", "string", "binary", "boolean", "byte", "short", "int", "integer", "bigint", "long"),
-    *("float", "double", "date", "text", "timestamp"),
-}
-_SAYS_WHAT = re.compile(  # a type, or where a key is: its ARN, its name at Google, an alias at AWS
-    r"(?:Optional\[)?(?:str|bytes|varchar|char)(?:\(\d{1,9}\))?\]?(?: \| None)?(?: = None)?"
-    r"(?:\)(?: -> [^\n]{1,99})?:?| not null)?"
-    r"|arn:aws[\w-]*:[\w-]+:[\w-]*:\d*:[\w/:.+=@-]{1,200}|projects/[\w-]{1,64}/(?:locations|secrets)/[\w/-]{1,200}|alias/[\w/-]{1,200}",
-    re.IGNORECASE,
+_FILE_NAME = re.compile(r"(?i)\.(?:qew|zbus|jsonl?|[ct]sv|parquet|avro|txt|log|ya?ml|toml|ini|conf|py|sh|sql|gz|lock|pem|crt)$")
+_TEMPLATE = re.compile(  # what a template or a shell will give, without a text of its own
+    r"\{\{(?:[^{}\"'|]|[\"']\w{0,64}(?i:pass|pwd|secret|token|key|conn)\w{0,64}[\"']){0,200}\}\}|\$\{\w[\w.]{0,100}\}|\$\([^()\"']{0,200}\)"
+    r"|\$\w*(?i:password|passwd|secret|token|_key)\b|%\(\w{1,64}\)s|<[a-z][a-z _-]{1,40}>"
 )
-_TEMPLATE = re.compile(r"\{\{[^{}]{0,200}\}\}|\$\{[^{}]{0,200}\}")
-_HIDDEN = re.compile(r"(?i:(?:bearer|basic|token|digest)\s{1,9})?…(?:\s|$)")  # before
-_MECHANISM = re.compile(
-    r"(?i)no-?sasl|sasl|plain|simple|gssapi|digest|cert(?:ificate)?|m?tls|ssl|iam|jwt|token|password|scram[\w-]*|none"
+# Sentences of errors after `NAME: `, and the words that they may have, unlike secrets
+_SENTENCE = re.compile(
+    r"(?i)(?:(?:expected|found|got) [\w<'\"]|(?:field|value)? ?(?:is )?required\b|(?:missing|invalid|expired|empty|unset)\W*$"
+    r"|(?:must|should|cannot|can ?not|can't|may|could|was|is|are|has|have|does|did|do) (?:not |been |only )?[a-z]{2,20}\b"
+    r"|(?:not|no|no such|too|(?:un|in)[a-z]{4,12}|unable to|failed to|missing|wrong|none of) [a-z]{2,20}\b"
+    r"|(?:the|this|your|a|an|each) [a-z]{2,20}\b [a-z]{2,20}|error |unauthorized|forbidden|(?:permission|access) denied|end of)"
 )
+_PLAIN = re.compile(r"\W*(?:[A-Za-z]{1,24}(?:[-'_./:$][A-Za-z]{1,24})*|\d[\d.,:-]{0,19}|[A-Z]{1,8}\d{1,3}|(?i:utf-?\d\d?)|)\W*")
 _COMPUTED = re.compile(r"([A-Za-z_](?:\w|\.(?!\.)){0,60})\(")  # by SQL or code, of a column
 _COMPUTES = re.compile(
-    "(?:lower|upper|l?r?trim|coalesce|nvl2?|ifnull|nullif|concat(?:_ws)?|md5|sha[125]?(?:256|512)?|crc32|xxhash64|hash|cast|try_cast"
-    "|substr(?:ing)?|left|right|regexp_\\w+|replace|translate|encode|decode|(?:to_|from_|un)?(?:base64|hex)|uuid|col|max|min|count"
-    "|first|last|any_value|get_json_object|json_\\w+|length|split|reverse|mask|digest)"
+    "(?:lower|upper|l?r?trim|coalesce|nvl2?|ifnull|nullif|concat(?:_ws)?|md5|sha[125]?(?:256|512)?|crc32|xxhash64|hash|(?:try_)?cast|"
+    "substr(?:ing)?|left|right|regexp_\\w+|replace|translate|encode|decode|(?:to_|from_|un)?(?:base64|hex)|uuid|col|max|min|count|"
+    "first|last|any_value|(?:get_)?json_\\w+|length|split|reverse|mask|digest)"
 )
-_OTHER_USERS = re.compile(  # Their -u is a user and a group, or a flag, if it is theirs and not that of a command which they run.
-    r"(?:^|[\s/=;&|('\"])(?:(?:chown|chgrp|rsync|install|cp|tar|id|ps)(?=[\s'\"])[^\n;&|]*"
-    r"|(?:docker|podman|nerdctl|sudo|su|runuser|setpriv|unshare|systemd-run)(?:[\s'\",]{1,9}(?:exec|run|create|compose|-[\w=-]+))*"
-    r"[\s'\",]{1,9})$"
-)
+_TYPED = re.compile(rf"(?i){_TYPE}(?:(?: not)? null| primary key| unique| default null)*(?:[,;)}}>\]]|$)")
 _IN_SQL = re.compile(r"\d{1,3}|:[A-Za-z_]\w*")  # where there is a space before the value: `token = 1`
+_PASSED = re.compile(r"[ ,;]{1,2}(?i:fail|skip|error|warn|xfail|total)")  # after `pass=12`
+_AFTER_FLAG = re.compile(  # in a sentence about an option: `use --password or --file`
+    r"(?i)(?:or|and|is|are|was|to|for|with|from|in|on|of|as|at|by|if|when|which|that|option|flag|argument|instead|must|cannot|requires?"
+    r"|takes|has|needs|not|given|set|unless|only|options|flags|are|can|may|will|should|does|expects?)(?=[\s.,;:)]|$)"
+)
+
+_QUOTE = r"\\{0,15}[\"'`]"
+_SIGN = rf"[ \t]{{0,9}}(?:=>|:=|={{1,3}}|:\s{{0,3}}{_TYPE}(?:\s?\|\s?None)?\s{{0,3}}=|:)(?:[ \t]{{0,9}}|\s{{0,9}}(?={_QUOTE}))"
+_STRING = r"(?=(?:[ENBXenbx]|[Uu]&)?'|\$(?:[A-Za-z_]\w{0,60})?\$)"  # of SQL
+_NAMED = (
+    rf"(?<![\w.%-])(?:(?P<flag>-(?>[\w.%-]+))(?:(?P<set>{_SIGN})|{_QUOTE},\s{{0,9}}(?={_QUOTE})|[ \t]{{1,9}}(?=[^\s-]))"
+    rf"|(?P<name>(?>[\w.%-]+))(?:(?P<sign>(?:{_QUOTE}\]?)?{_SIGN})|(?P<xml>>)|(?P<call>\((?={_QUOTE}))|(?P<sql>\s{{1,9}}{_STRING})"
+    rf"|(?P<pair>{_QUOTE},\s{{0,9}}(?={_QUOTE}))))"
+)
+_PREFIX = re.compile(r"""(?:[bBfFrRuUeEnNxX]{1,2}|[uU]&)(?=["'])""")  # b'…', E'…', U&'…'
+_OPENS = re.compile(
+    r"""(?:[A-Za-z]\w{0,40}(?=\(\s{0,9}[bru]?["']))?[\[(]|\{(?=\s{0,9}["'])"""
+)  # SecretStr('…'), ['…', '…'], {'…': '…'}
+_OPENS_QUOTE = re.compile(r"(\\{0,15})([\"'`])")
+_DOLLARS = re.compile(r"(?s)\$((?:[A-Za-z_]\w{0,60})?)\$((?:(?!\$\1\$).){1,400})\$\1\$")  # $$it's$$
+_BRACED = re.compile(
+    r"""\{(\{[^\n]{0,400}?\})\}|\{((?:[^}\s]|\}\}(?=[^\s,;)}"'])|\}(?=\w))*+)\}"""
+)  # {{ x }}, and {a}}b} of ODBC
+_ENDS = r"(?=[\s,;:)\]}>\\\"'`]|[.!?](?:\s|$)|/|$)"  # after what closes a value
+_NEXT = r"[\w.%-]{1,64}"  # a name
+_PART = re.compile(r"""(?s:(?<!\w)"(?:[^"\\]|\\.){0,999}+"|(?:(?<!\w)|\b[A-Za-z])'(?:[^'\\]|\\.|''){0,999}+'|\\.)|[\[({})\]]""")
+# Of YAML: what is before a name in its line, a value in the next lines, and what these may be
+_BEFORE = re.compile(r"[ \t]*(?:(?:[-+>|#*?E!]|//)[ \t]+)*(?:export[ \t]+|- )?\\?[\"'`]?")
+_TAG = re.compile(r"(?:!!(?:str|binary)|&[\w-]{1,64})[ \t]{1,9}(?=\S)")
+_BELOW = re.compile(r"[ \t]{0,9}([|>][+-]?\d?[ \t]{0,9})?\r?\n")
+_LINE = re.compile(r"([ \t]*)(-[ \t]{1,9})?([^\r\n]*)\r?\n?")
+_LINE_END = re.compile(r"[ \t]*\r?\n")
+_KEY = re.compile(r"(?:password|passwd|token|secret|key)(?=\s|$)")  # of a secret of Kubernetes: `db-secret:password`
+_INNER = re.compile(r"\{(?:\s{0,9}(?:[\"'\\}\n]|[\w.-]{1,64}:\s)|\s)")
+_MAPPING = re.compile(r"[\"']?[\w.-]{1,128}[\"']?:(?:\s|$)|[{\[|>&*!#]")
+_ENTRY = re.compile(r"(?i)(?:^|.*\W)\w{0,20}(?:name|key)$")  # {"name": NAME, "value": …}, in JSON, YAML and XML
+_VALUE_KEY = rf"(?<![\w.-])((?i:\w{{0,20}}value))((?:{_QUOTE})?\s{{0,9}}(?:=>|[:=>])[ \t]{{0,9}})"
+_VALUE_AFTER = re.compile(rf"(?:(?!\n[ \t]{{0,40}}-[ \t])[^{{}}]){{0,400}}?{_VALUE_KEY}")
+_SCHEME = re.compile(r"(?i)(?:bearer|basic|token|negotiate|ntlm|api-?key|oauth|splunk|sso-key|hmac[\w-]*|aws4[\w-]*)[ \t]{1,9}")
+_TOKEN = re.compile(r"(?!(?i:username)=)[^\s\"',;…]+")
+_CREDENTIALS = re.compile(r"(?!(?i:digest) )[^\s\"',;…]+(?:[ \t][^\s\"',;…]+)?")
+_COOKIES = re.compile(r"""(?:"[^"\n…]*"|[^\s"';…])+(?:;[ \t]{0,2}[^\s"';=]+=(?:"[^"\n]*"|[^\s"';])*)*""")
+
+_SLASH = r"\\{0,7}/"
+# What needs no name
+_BY = r"identified\s{1,9}(?:with\s{1,9}\S{1,64}\s{1,9})?(?:by|as)\s{1,9}(?:(?:password|values)\s{1,9})?"
+_ALONE = (
+    r"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}(?P<pem>(?:[\w+/=\s:,;.\\\"'`>|#*()\[\]]|-(?!---))*)",
+    rf"(?i:hooks\.slack\.com{_SLASH}\w{{1,20}}|(?:webhook|\boutlook)\.office(?:365)?\.com{_SLASH}webhook\w{{0,9}}|webhook\.office\.com{_SLASH}"
+    rf"\w{{1,20}}|discord(?:app)?\.com{_SLASH}api{_SLASH}webhooks|hooks\.zapier\.com{_SLASH}hooks{_SLASH}catch){_SLASH}(?P<hook>[^\s\"'<>]+)"
+    rf"|api\.telegram\.org{_SLASH}bot(?P<bot>[\w:-]+)",
+    r"(?i:jdbc:oracle:\w{1,9}:|\b(?:sqlplus|sqlldr|expdp|impdp)\s{1,9})[^/@\s:]{1,128}/(?P<oracle>\"[^\"]{0,128}\"|[^\s@]{0,128})@",
+    r"\b(?i:bearer)\s{1,9}(?!(?i:auth\w*|credentials?|challenge|required|tokens?\b))(?!\w{1,20}=\w)(?P<bearer>[\w.~+/=-]{8,})",
+    r"\b(?i:authorization\W{1,9}digest)\s[^\n]{0,400}?\b(?i:response)=[\"']?(?P<digest>[^\s\"',]+)",
+    # by their shape: JWT, GitHub, GitLab, Slack, Vault, Databricks, AWS' temporary ones, Stripe, npm, Google, SendGrid
+    r"\b(?P<shape>eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|gh[pousr]_\w{20,}|github_pat_\w{20,}|gl[a-z]{2,5}-[\w-]{20,}|xox[abposr]-[\w-]{10,}"
+    r"|hv[sb]\.[\w-]{20,}|dapi[0-9a-f]{32}|[sr]k_(?:live|test)_\w{10,}|npm_\w{30,}|AIza[\w-]{35}|SG\.[\w-]{16,}\.[\w-]{16,})",
+    rf"\b(?:(?i:{_BY})(?=[ENX]?['\"]|\$)|IDENTIFIED(?i:{_BY[10:]})|(?i:(?:user|role)\s{{1,9}}\S{{1,64}}\s{{1,9}}{_BY}"
+    r"|login\s{1,9}\S{1,128}\s{1,9}password\s{1,9}))",
+    r"(?<![\w-])(?:-[A-Za-z]{0,6}u|--user|--proxy-user|-U)(?:[\s=]{1,9}|[\"'],\s{0,9}(?=[\"']))?(?P<quote>[\"'])?"
+    r"(?!\d+:\d+\b)[^\s:\"']{1,128}:(?!//)(?P<login>(?(quote)(?:(?!(?P=quote))[^\n])+|(?:[^\s\"'\\]|[\"'\\](?=\w))+))",
+    r"\b(?:mysql\w{0,9}|mariadb[\w-]{0,9}|sshpass|redis-cli|(?:docker|podman|helm registry) login)\b[^\n;|&]{0,200}?\s"
+    r"(?:-p\s{0,3}|-a\s{1,3}|--pass\s{1,3})[\"']?(?P<short>[^\s\"'-]\S*?)(?=[\"']?(?:\s|$))",
+)
+_OTHER_USERS = re.compile(  # their -u is a user and a group, a flag, or a branch
+    r"(?:^|[\s/=;&|('\"])(?:chown|chgrp|rsync|git [a-z-]+|sudo|su|runuser|setpriv|unshare|systemd-run"
+    r"|(?:docker|podman|nerdctl)(?:[\s'\",]{1,9}(?:exec|run|create|compose))*)(?:[\s'\",]{1,9}-[\w=-]+)*[\s'\",]{1,9}$"
+)
+# URLs: what begins one, its text without the quotes around it, and ports and what stands for one
+_BEGINS_URL = re.compile(rf"(?<![:/\\])(:?)((?:{_SLASH}){{1,2}})")
+_URL = re.compile(r"""(?:[^\s"'`<>]|["'`<>](?![\s,;:)\]}>\\"'`]|$))*""")
+_PORT_IS = r"\d{1,5}|port|[$%]?[({<]+[^\s/@]{0,40}port[^\s/@]{0,40}?[)}>]+s?|\$\w{0,40}port\w{0,9}|%[sd]|\{\d?\}"
+_PORT = re.compile(rf"(?i)(?:{_PORT_IS})(?:[/?#,;\\\"'`<>\s]|$)")
+_PATH = re.compile(r"[/?#]")
+_HOST = re.compile(r"@(?=[\w\[{$<%])(?!sha256:)")
 
 SHORTEST = 5  # characters of what a reference gave, if neither its name nor its form says that it is a secret
+LONGEST = 1000  # characters of a value that is read to see whether it hides nothing
 _read: set[str] = set()  # patterns of what references gave
 
 
@@ -226,98 +226,239 @@ def _letters(name: str) -> str:
     return re.sub("[^a-z0-9]", "", name.lower())
 
 
+@lru_cache(1000)
 def _is_secret(name: str) -> bool:
+    """Whether a name tells of a secret."""
     letters = _letters(name)
-    return (_NAME.search(letters) is not None or _PIN.search(name) is not None) and _NO_NAME.search(letters) is None
+    return (_NAME.search(letters) is not None or _WORD.search(name) is not None) and _NO_NAME.search(letters) is None
 
 
 def _is_nothing(name: str, value: str) -> bool:
     """Whether a value says nothing: no, a type, how many, a path of credentials, or the same field of something else."""
-    return (
-        value.lower() in _NOTHING
+    return len(value) <= LONGEST and (
+        _NOTHING.fullmatch(value) is not None
         or (len(value) < 10 and value.isdecimal() and _MANY.search(_letters(name)) is not None)
         or (name.lower().endswith("credentials") and _FILE.fullmatch(value) is not None)
         or (name.lower().endswith("auth") and _MECHANISM.fullmatch(value) is not None)
-        or _SAYS_WHAT.fullmatch(value) is not None
         or (value.count(".") == 1 and _letters(value.partition(".")[2]) == _letters(name.rpartition(".")[2]))
     )
 
 
-def _places(text: str) -> Iterator[tuple[int, int]]:
-    """Where the secrets in a text are, in order. In linear time: an error may quote a megabyte of a record."""
-    end, letters = 0, text.lower()
-    if not any(sign in letters for sign in _SIGNS):
-        return
-    for found in _in_text().finditer(text):
-        if found.start() >= end:
-            for start, end in _places_of(found):
-                yield start, end
+def _is_sentence(name: str, said: str) -> bool:
+    """Whether an error says this of a field, a file or itself: in plain words, unlike a password."""
+    return bool(_SENTENCE.match(said) or _FILE_NAME.search(name)) and all(_PLAIN.fullmatch(word) for word in said.split())
+
+
+def _places(text: str) -> list[tuple[int, int]]:
+    """Where the secrets in a text are, in order."""
+    places: list[tuple[int, int]] = []
+    for start, end in sorted(chain(_named(text), _in_urls(text), _alone(text))):
+        if places and start <= places[-1][1]:
+            places[-1] = (places[-1][0], max(end, places[-1][1]))
+        elif _NOTHING.fullmatch(text, start, end) is None:
+            places.append((start, end))
+    return places
 
 
 @cache
-def _in_text() -> re.Pattern[str]:
+def _compiled(*patterns: str) -> re.Pattern[str]:
     """Late: it takes longer than all of the others, and many a process needs none."""
-    return re.compile("|".join(_FORMS))
+    return re.compile("|".join(patterns))
 
 
-def _places_of(found: re.Match[str]) -> Iterator[tuple[int, int]]:
-    """Where the secrets are that this form tells of."""
-    text, form = found.string, found.lastgroup
-    if form in _BEFORE_VALUE:
-        places = _after_name(unquote(found[form]), form, found)
-    elif form in ("password", None):
-        places = iter([_value(text, found.end())])
-    elif form == "called":
-        told = _BEFORE.match(text, found.end()) if _is_secret(found["called"]) else None
-        places = iter([told.span() if told else (0, 0)])
-    elif form == "login" and _OTHER_USERS.search(text, max(0, found.start() - 200), found.start()):
-        return
-    else:
-        places = iter([found.span(form)])
-    for start, end in places:
-        if text[start:end].lower() not in _NOTHING:
-            yield start, end
+def _in_urls(text: str) -> Iterator[tuple[int, int]]:
+    """Passwords of URLs, to the last `@` before another URL begins; for HTTP and git also a user without one, a token."""
+    run = done = 0
+    urls = _BEGINS_URL.finditer(text) if "@" in text else iter(())
+    for url, following in pairwise(chain(urls, [None])):
+        if url is None or (at := url.end()) < done:
+            continue
+        scheme = text[max(0, url.start() - 9) : url.start()].lower() if url[1] else ""
+        if url[2].count("/") < 2 and (not scheme[-2:].isalnum() or scheme.endswith("file")):
+            continue
+        if at > run and (whole := _URL.match(text, at)):
+            run = whole.end()
+        end = min(run, following.start()) if following and following[1] and following[2].count("/") == 2 else run
+        if (last := text.rfind("@", at, end)) < 0:
+            continue
+        path = _PATH.search(text, at, end)
+        authority = path.start() if path else end
+        colon = text.find(":", at, authority)
+        if colon >= 0 and text[at] != "[" and not _PORT.match(text, colon + 1, end):
+            first = text.find("@", colon, end)
+            if text[colon + 1 : first] not in ("", "x-oauth-basic") and first > colon:
+                while last > first and not _HOST.match(text, last):
+                    last = text.rfind("@", first, last)
+                if not _TEMPLATE.fullmatch(text, colon + 1, last):
+                    yield colon + 1, last
+                done = last
+                continue
+            authority = colon
+        user = authority if authority == colon else text.rfind("@", at, authority)
+        if user > at and scheme.endswith(("http", "https", "git")):
+            yield at, user
 
 
-def _after_name(name: str, form: str, found: re.Match[str]) -> Iterator[tuple[int, int]]:
-    """The values after a name in a text, if they are secrets."""
-    text, at = found.string, found.end()
-    if not _is_secret(name):
-        return
-    if in_yaml := form in ("yaml", "listed"):
-        after = _NEXT.match(text, at)
-        if after is None:
+def _alone(text: str) -> Iterator[tuple[int, int]]:
+    """Secrets that no name tells of."""
+    end = 0
+    for found in _compiled(*_ALONE).finditer(text):
+        if found.start() < end or (found["login"] and _OTHER_USERS.search(text, max(0, found.start() - 200), found.start())):
+            continue
+        start, end = found.span(found.lastgroup) if found.lastgroup else _extent(text, found.end(), "word", "\"'")
+        yield start, end
+
+
+def _named(text: str) -> Iterator[tuple[int, int]]:
+    """Values whose name says that they are secrets."""
+    end = 0
+    for found in _compiled(_NAMED).finditer(text):
+        if found.start() < end:
+            continue
+        form = "flag" if found["flag"] else "name"
+        name, start = unquote(found[form][-200:]), found.start(form)  # the end of a name is enough
+        before = text[max(0, start - 3) : start]
+        if before.endswith("\\") and name[0] in "nrt":  # the escape of a line's end
+            name = name[1:]
+        name = name[2:] if name.startswith("-D") else name
+        if not _is_secret(name):
+            places = _of_entry(found) if (found["sign"] or found["xml"]) and _ENTRY.match(name) else iter(())
+        elif (
+            (found["xml"] and not before.endswith("<"))
+            or (before.endswith("/") and "=" in (found["sign"] or ""))  # a directory of a partition
+            or (found["pair"] and re.search(r"[\w\s]\([\"']$", before) is None)  # .option("password", "…")
+            or (found["sql"] and not re.search("(?i:password|key|session_?token)|SECRET$", name))
+        ):
+            continue
+        else:
+            places = _values(name, text, start, found.end(), found["sign"] or found["set"] or "")
+        for place in places:
+            yield place
+            end = max(end, place[1])
+
+
+def _values(name: str, text: str, start: int, at: int, sign: str) -> Iterator[tuple[int, int]]:
+    """The values that begin here after a name that says that they are secrets, if they are."""
+    colon, in_quotes = ":" in sign and "=" not in sign, sign[:1] in ("\\", '"', "'", "`")
+    before = text[max(0, start - 200) : start]
+    line = before.rpartition("\n")[2] if "\n" in before or start <= 200 else "…"
+    style = "word" if not _BEFORE.fullmatch(line) else "yaml" if colon else "line"
+    if style == "yaml":
+        if tag := _TAG.match(text, at):
+            at = tag.end()
+        if below := _BELOW.match(text, at):
+            yield from _next_lines(name, text, len(line.rstrip("\"'")), below.end(), below[1] is not None)
             return
-        if after[0].endswith("\n"):
-            yield from _next_lines(name, found, after.end(), after[1] is not None)
-            return
-        at = after.end()
-    if text.startswith(("{{", "${", "$("), at):  # what a template or a shell will give
+    of_arn = sign == ":" and (before.endswith(":") or _KEY.match(text, at))
+    if of_arn or (colon and _INNER.match(text, at)):  # which is looked at by itself
         return
-    bare = _IN_LINE if in_yaml and text[found.start(form) - 1 : found.start(form)] not in ("'", '"') else _bare(form, found)
-    start, end = _value(text, at, bare)
-    said = text[start:end]
+    if colon and not in_quotes and _letters(name).endswith(("authorization", "cookie")):
+        style = "cookie" if "cookie" in name.lower() else "header"
+    elif before[-1:] in ("'", '"') and not in_quotes:
+        style = "argument"
+    elif colon and before.rstrip()[-1:] in ("{", ","):
+        style = "flow"
+    shut = "".join(shut for shut, opened in zip("\"')]}", "\"'([{", strict=True) if opened in before)
+    begin, end = _extent(text, at, style, shut)
+    if _is_shown(name, text, at, begin, end, sign, colon and not text.startswith(("'", '"', "\\"), at)):
+        return
+    yield begin, end
+    if style == "yaml" and (line_end := _LINE_END.match(text, end)):
+        yield from _next_lines(name, text, len(line.rstrip("\"'")), line_end.end(), first=False)
+
+
+def _is_shown(name: str, text: str, at: int, begin: int, end: int, sign: str, prose: bool) -> bool:
+    """Whether what follows a name says otherwise."""
+    if end - begin > LONGEST:
+        return False
+    said = text[begin:end]
+    template = _TEMPLATE.match(text, begin if text.startswith(("'", '"'), at) else at)
     if (
-        _is_nothing(name, said.rstrip("},;])"))
-        or reference_of(text[at:end] + "}")
-        or (in_yaml and _HIDDEN.match(said))
-        or _TEMPLATE.fullmatch(said)
+        said.startswith("…")
+        or (template and template.end() > end - 3 and not text[template.end() : end].strip("},;]) "))
+        or all(_is_nothing(name, each.strip(" \"'")) for each in (said.rstrip("},;])"), *said.split(","))[said.count(",") > 0 :])
+        or (text.startswith("{", at) and reference_of("{" + said.strip("{}") + "}"))
     ):
-        return
-    if form == "name" and ((found[0][-1].isspace() and _IN_SQL.fullmatch(said)) or _is_computed(name, text, at)):
-        return
-    if all(_is_nothing(name, each.strip(" \"'")) for each in said.split(",")):
-        return
-    yield start, end
-    if bare is _IN_LINE and (line_end := _LINE_END.match(text, end)):
-        yield from _next_lines(name, found, line_end.end(), first=False)
+        return True
+    if said.isdecimal() and len(said) < 7 and _PASSED.match(text, end):
+        return True
+    if prose:
+        rest = text[at : at + LONGEST].partition("\n")[0].strip()
+        error = _ERROR.fullmatch(name.rpartition(".")[2]) and text[at - 1] == " "
+        return bool(error or _is_sentence(name, rest) or _TYPED.match(rest) or re.fullmatch("[A-Z][A-Za-z]*:", said))
+    if "=" in sign:
+        return (sign[-1].isspace() and _IN_SQL.fullmatch(said) is not None) or _is_computed(name, text, at)
+    return sign == "" and _AFTER_FLAG.match(said) is not None
 
 
-def _next_lines(name: str, found: re.Match[str], at: int, block: bool = False, first: bool = True) -> Iterator[tuple[int, int]]:
+def _of_entry(found: re.Match[str]) -> Iterator[tuple[int, int]]:
+    """The value of {"name": NAME, "value": …}, in any order."""
+    text, called = found.string, re.compile(rf"(?:{_QUOTE})?([\w.%-]{{1,128}})(?:{_QUOTE})?").match(found.string, found.end())
+    if called is None or not _is_secret(called[1]):
+        return
+    if after := _VALUE_AFTER.match(text, called.end()):
+        yield from _values(called[1], text, after.start(1), after.end(), after[2])
+        return
+    for before in reversed([*re.compile(_VALUE_KEY).finditer(text, max(0, found.start() - LONGEST), found.start())]):
+        begin, end = _extent(text, before.end(), "word", "\"'})]")
+        if begin < end <= found.start() and "{" not in text[end : found.start()]:
+            yield begin, end
+            return
+
+
+def _extent(text: str, at: int, style: str, closers: str = "") -> tuple[int, int]:
+    """Where the value is that begins here; an empty place if none does."""
+    if prefix := _PREFIX.match(text, at):
+        at = prefix.end()
+    in_line = style in ("line", "yaml")
+    if (opened := _OPENS.match(text, at)) and not (in_line and text[at] not in "[{"):
+        end = _closing(text, opened.end())
+        more = _bare(style, closers).match(text, end + 1) if text[end + 1 : end + 2].isalnum() else None
+        return opened.end(), more.end() if more else end
+    if quoted := _OPENS_QUOTE.match(text, at):
+        closing = _closing_quote(len(quoted[1]), quoted[2]).search(text, quoted.end())
+        return quoted.end(), closing.start() if closing else len(text)
+    if dollars := _DOLLARS.match(text, at):
+        return dollars.span(2)
+    if not in_line and (braced := _BRACED.match(text, at)):
+        return braced.span(braced.lastindex or 0)
+    if style in ("header", "cookie"):
+        if scheme := _SCHEME.match(text, at):
+            at = scheme.end()
+        told = (_COOKIES if style == "cookie" else _TOKEN if scheme else _CREDENTIALS).match(text, at)
+    else:
+        told = _bare(style, closers).match(text, at)
+    return told.span() if told else (at, at)
+
+
+@cache
+def _closing_quote(escapes: int, sign: str) -> re.Pattern[str]:
+    """What ends a text in quotes: such a quote, unless it is within a word, or escaped once more."""
+    escaped = rf"\\{{0,{escapes}}}" if escapes else r"(?:\\\\){0,20}"
+    return re.compile(rf"(?<!\\){escaped}{sign}(?!{sign}){_ENDS}")
+
+
+@cache
+def _bare(style: str, closers: str) -> re.Pattern[str]:
+    """What a value without quotes is: it ends with the quote or bracket that is open, or before another name."""
+    in_line = style in ("line", "yaml")
+    shut = "" if in_line else closers
+    free = "".join(each for each in "\"'`)]}" if each not in shut)
+    another = rf"[\"']?{_NEXT}=(?!=|\s|$)|{_NEXT}\\?[\"']?:\s"
+    word = rf"[;&,](?!\s|$|[{re.escape(shut)}\\]|{another})"
+    more = {
+        "word": word,
+        "flow": rf"[;&]|,(?!\s|$|{another})|[ \t]{{1,9}}(?=[^\s,}}#])",
+        "argument": rf"{word}|[ \t]{{1,9}}(?=[^\s\"'])(?!{_NEXT}=)",
+        "line": rf"[;&,](?![ \t]{{0,9}}{_NEXT}=|[ \t]*$)|[ \t]{{1,40}}(?=\S)(?!#\s|--?[A-Za-z]|{_NEXT}=)",
+        "yaml": rf"[;&,](?![ \t]{{1,9}}{_NEXT}:\s|[ \t]*$)|[ \t]{{1,40}}(?=\S)(?!#|{_NEXT}:\s)",
+    }[style]
+    ends = rf"|[{re.escape(shut)}](?!{_ENDS[3:]}|\\(?!\\{{0,15}}[{re.escape(shut)}])" if shut else r"|\\"
+    return re.compile(rf"(?m:(?:[^\s;&,\"'`)\]}}<\\]|<(?!/)|[{re.escape(free)}…]{ends}|{more})*+)")
+
+
+def _next_lines(name: str, text: str, column: int, at: int, block: bool = False, first: bool = True) -> Iterator[tuple[int, int]]:
     """The values in the lines below a name of YAML: a block, a list, or what is longer than a line."""
-    text = found.string
-    start = re.match(r"[ \t]*(?:-[ \t]+)?", found[0])
-    column = start.end() if start else 0
     while (line := _LINE.match(text, at)) and line[0]:
         at = line.end()
         said, item = line[3].strip(), line[2] is not None and not block
@@ -326,41 +467,15 @@ def _next_lines(name: str, found: re.Match[str], at: int, block: bool = False, f
         deeper = line.end(1) - line.start() > column or (first and line[1] and " " not in said)
         if not (deeper or (item and line.end(1) - line.start() == column)) or (not block and _MAPPING.match(said)):
             return
-        if _HIDDEN.match(said) or (item and _letters(name) == "secrets"):  # Docker and Kubernetes list their names
+        if said.startswith("…") or (item and _letters(name) == "secrets"):  # Docker and Kubernetes list their names
             return
         first, begin = False, line.start(3) if item or not line[2] else line.start(2)
         begin += len(text[begin : line.end(3)]) - len(text[begin : line.end(3)].lstrip())
         end = begin + len(text[begin : line.end(3)].rstrip())
         if end - begin > 1 and text[begin] in "\"'" and text[end - 1] == text[begin]:
             begin, end = begin + 1, end - 1
-        if not _is_nothing(name, text[begin:end]) and not text.startswith(("{{", "${", "$("), begin):
+        if not _is_nothing(name, text[begin:end]) and not _TEMPLATE.fullmatch(text, begin, end):
             yield begin, end
-
-
-def _value(text: str, at: int, bare: re.Pattern[str] = _WORD) -> tuple[int, int]:
-    """Where the value is that begins here; an empty place if there is none."""
-    if prefix := _PREFIX.match(text, at):
-        at = prefix.end()
-    if bare is not _IN_LINE or text.startswith(("[", '"', "'"), at):
-        if opened := _OPEN.match(text, at):
-            return opened.end(), _closing(text, opened.end())
-        if enclosed := _ENCLOSED.match(text, at):
-            return enclosed.span(enclosed.lastindex or 0)
-    found = bare.match(text, at) or _WORD.match(text, at)
-    return found.span() if found else (at, at)
-
-
-def _bare(form: str, found: re.Match[str]) -> re.Pattern[str]:
-    """What a value without quotes is here: an argument in quotes ends with them."""
-    if form == "flow":
-        return _IN_FLOW
-    text, start = found.string, found.start(form)
-    before, dash = text[start - 1] if start else "\n", found[form].startswith("-")
-    if form != "name" or not (before in "\"'\n" or dash):
-        return _WORD
-    if before not in "\"'" or not dash:
-        return _ARGUMENT_WORD
-    return (_IN_ESCAPED if text[start - 2 : start - 1] == "\\" else _IN_QUOTES)[before]
 
 
 def _closing(text: str, at: int) -> int:
@@ -378,9 +493,8 @@ def _is_computed(name: str, text: str, at: int) -> bool:
     """Whether SQL or code makes this of a column: `token = lower(o.token)`. With a text in it, it may be a secret."""
     if (call := _COMPUTED.match(text, at)) is None:
         return False
-    if (end := _closing(text, call.end())) > call.end() + 400:  # too much to look at again and again
-        return False
-    arguments = text[call.end() : end].replace("''", "")
+    arguments = text[call.end() : min(end := _closing(text, call.end()), call.end() + 401)].replace("''", "")
     words = {_letters(word) for word in re.findall(r"\w+", arguments)}
-    known = _COMPUTES.fullmatch(call[1].rpartition(".")[2].lower()) is not None
-    return not set("\"'") & set(arguments) and (known or _letters(name.rpartition(".")[2]) in words)
+    known = _COMPUTES.fullmatch(call[1].rpartition(".")[2].lower())
+    few = end <= call.end() + 400 and not set("\"'") & set(arguments)  # more is too much to look at again and again
+    return few and (known is not None or _letters(name.rpartition(".")[2]) in words)

@@ -123,6 +123,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         ``-quarantine`` appended
     :param max_bad_records: the job fails when more records do not decode
     :param schema_evolution: when a batch has other columns than the table: "merge" (default), "fail" or "ignore"
+    :param rescued: name of a column for what the schema does not name, as JSON (templated); by default it is only counted
     :param application: your own job instead of the ready-made one (templated). Its ``application_args`` must hold
         ``{manifest}`` (path or URL of the batch's manifest), and may hold ``{batch_id}`` and ``{result}`` (a file on this
         worker into which it may write a JSON object for the XCom). By default the manifest is its only argument
@@ -164,6 +165,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         quarantine: str | None = None,
         max_bad_records: int | str | None = None,
         schema_evolution: str | None = None,
+        rescued: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -186,6 +188,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         self.quarantine = quarantine
         self.max_bad_records: Any = max_bad_records
         self.schema_evolution = schema_evolution
+        self.rescued = rescued
         self._killed = False
         self._tell_ui: Callable[[str], None] | None = None
         self._last_lines: deque[str] = deque(maxlen=100)  # of spark-submit's output

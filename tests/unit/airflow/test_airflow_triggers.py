@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import shutil
 import threading
 import time
@@ -28,6 +27,7 @@ from qewqew_airflow.shared.source import Source
 from qewqew_airflow.triggers import watching
 from qewqew_airflow.triggers.qewqew import Announcer, QewQewEventTrigger, QewQewReadyTrigger
 from qewqew_core import BadArgument, BadPath, Queue, QueueStats, Topic
+from qewqew_core.tools import marker
 
 if SHARES_STREAMS:
     from airflow.triggers.shared_stream import SharedStreamManager
@@ -484,7 +484,7 @@ def test_a_directory_that_was_replaced_is_watched(directory: Path, looks: Looks,
             events = running.start(trigger(QUEUE, min_records=2))
             await looks.again()
             shutil.move(directory, f"{directory}-away")
-            directory.mkdir()
+            marker.init(str(directory))
             await asyncio.to_thread(put, directory, QUEUE, b"a")
             await looks.again()
             assert events.empty()
@@ -618,7 +618,7 @@ def test_the_sensors_trigger_fires_once_when_it_is_ready(directory: Path, names:
 
 def test_the_sensors_trigger_says_what_is_wrong_at_once(directory: Path) -> None:
     async def test() -> None:
-        os.rmdir(directory)
+        shutil.rmtree(directory)
         event = await fired(QUEUE)
         assert event["error"] == "BadPath"
         assert "does not exist" in event["message"]

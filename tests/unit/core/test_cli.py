@@ -601,8 +601,8 @@ def test_wrong_usage_is_2(path, arguments):
 
 
 def test_a_file_that_cannot_be_read_is_an_error_and_no_queue_is_made(path, tmp_path):
-    refused(1, "put", path, "-f", tmp_path / "no", match=f"FileNotFoundError: {tmp_path / 'no'}: No such file")
-    refused(1, "put", path, "-f", tmp_path, match="IsADirectoryError")
+    refused(1, "put", path, "-f", tmp_path / "no", match=f"BadPath: {tmp_path / 'no'}: the file cannot be used: No such file")
+    refused(1, "put", path, "-f", tmp_path, match=f"BadPath: {tmp_path}: a directory is in the way of this file")
     assert not list(tmp_path.iterdir())
 
 

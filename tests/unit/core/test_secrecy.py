@@ -112,6 +112,15 @@ def test_what_is_none_is_taken_and_shown(name, value):
         "{password: [",
         "password='{{ a }}' ",
         "passwordminmin=a ",
+        "token: expected a b ",
+        "<name>token<",
+        "name=password ",
+        "a:b://",
+        "a://u:b",
+        "password='a'b",
+        "password=a(",
+        "password={{ 'a' ",
+        "mysql -p",
     ],
 )
 def test_a_long_text_is_searched_in_proportion_to_its_length(part):

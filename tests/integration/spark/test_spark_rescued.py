@@ -1,0 +1,62 @@
+"""What the schema does not name in the records of a batch: counted in the result, and kept in a column if asked."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from spark_batches import make_batch
+
+from qewqew_core.errors import BadArgument
+from qewqew_spark.jobs.batch import run
+from qewqew_spark.jobs.output import Output
+
+RECORDS = [
+    b'{"id":1,"name":"a"}',
+    b'{"id":2,"name":"b","colour":"red","who":{"phone":"1"}}',
+    b'{"id":3,"who":{"mail":"m","phone":2.50}}',
+    b'{"id":"x","colour":"blue"}',
+    b'{"id":4,"colour":null}',
+]
+SCHEMA = "id BIGINT, name STRING, who STRUCT<mail: STRING>"
+
+
+@pytest.mark.parametrize("bad", [True, False])
+def test_it_is_counted_and_kept_as_json_beside_the_fields(spark, tmp_path, bad):
+    batch = make_batch(tmp_path / "b", RECORDS if bad else [*RECORDS[:3], *RECORDS[4:]])
+    counted = run(spark, str(batch), [Output(str(tmp_path / "plain"))], schema=SCHEMA)
+    kept = run(spark, str(batch), [Output(str(tmp_path / "out"))], schema=SCHEMA, rescued="_rescued")
+    assert counted["unnamed"] == kept["unnamed"] == {"records": 2, "fields": {"who.phone": 2, "colour": 1}}
+    assert (kept["good"], kept["bad"]) == (4, int(bad))
+    rows = {row["id"]: row for row in pq.read_table(tmp_path / "out").to_pylist()}
+    texts = {id: row["_rescued"] and json.loads(row["_rescued"]) for id, row in rows.items()}
+    assert texts == {1: None, 2: {"colour": "red", "who.phone": "1"}, 3: {"who.phone": 2.5}, 4: None}
+    assert '{"who.phone": 2.50}' in {row["_rescued"] for row in rows.values()}  # as it was written
+    assert "_rescued" not in pq.read_table(tmp_path / "plain").column_names
+
+
+def test_a_query_that_does_not_read_all_records_does_not_change_the_count(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", [b'{"id":1,"more":1}'] * 50)
+    outputs = [Output(str(tmp_path / "out"), sql="SELECT id FROM batch LIMIT 1")]
+    assert run(spark, str(batch), outputs, schema="id INT")["unnamed"] == {"records": 50, "fields": {"more": 20}}
+    outputs = [Output(str(tmp_path / "two"), sql="SELECT a.id, a.r FROM batch a JOIN batch b ON a.id = b.id")]
+    done = run(spark, str(batch), outputs, schema="id INT", rescued="r")
+    assert done["unnamed"] == {"records": 50, "fields": {"more": 50}}
+
+
+def test_sparks_own_parser_of_json_keeps_it_too(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", [b'{"day":"20.11.2026","more":{"a":1.0}}', b'{"day":"21.11.2026"}', b"{"])
+    options = {"dateFormat": "dd.MM.yyyy"}
+    result = run(spark, str(batch), [Output(str(tmp_path / "out"))], schema="day DATE", read_options=options, rescued="_rescued")
+    assert (result["good"], result["bad"], result["unnamed"]) == (2, 1, None)
+    texts = sorted(pq.read_table(tmp_path / "out")["_rescued"].to_pylist(), key=lambda text: text or "")
+    assert texts == [None, '{"more": {"a":1.0}}']
+
+
+@pytest.mark.parametrize("name", ["ID", "_metadata", "_corrupt_reason"])
+def test_the_column_must_have_a_name_of_its_own(spark, tmp_path, name):
+    batch = make_batch(tmp_path / "b", [b'{"id":1}'])
+    with pytest.raises(BadArgument, match="with 'rescued' there are columns that Spark takes for one"):
+        run(spark, str(batch), [Output(str(tmp_path / "out"))], schema="id INT", rescued=name)
+    assert not (tmp_path / "out").exists()

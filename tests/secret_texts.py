@@ -1,0 +1,149 @@
+"""Texts with secrets, made of names, forms and values, and texts of programs that have none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import cycle
+from json import dumps
+from urllib.parse import quote
+
+from secret_forms import SECRET
+
+NAMES = [
+    *("password", "DB_PASSWORD", "passwd", "pwd", "client_secret", "clientSecret", "aws.secret.access.key", "api-key", "apiKey"),
+    *("token", "accessToken", "session_token", "jwt", "fernet_key", "secret_id", "auth_key", "ssh_key", "creds", "otp_code"),
+    *("pin_code", "cookie_value", "passphrase", "sasl.password", "spark.ssl.keyStorePassword", "credential", "webhook_url"),
+]
+FIRST, LAST = "hush", "hushhush"  # a secret begins and ends so, and has a sign or something else between
+BETWEEN = [
+    *("", "7", "-", "_", ".", "/", "+", "=", "!", "?", "#", "%", "^", "*", "~", "|", ":", ";", ",", "&", "@", "$", "<", ">"),
+    *(
+        "'",
+        '"',
+        "(",
+        ")",
+        "[",
+        "]",
+        "{",
+        "}",
+        "`",
+        "\\",
+        "ü",
+        "秘密",
+        "🔑",
+        "1234567890",
+        "aGVsbG8+d29ybGQ/",
+        "$$",
+        "((",
+        "x'(",
+        "a,b",
+    ),
+]
+
+# What each form does with a value, so that it can be read again: names and values are put into {n} and {v}
+FORMS = {
+    "json": ('{{"a": 1, "{n}": {v}, "b": [2]}}', dumps),
+    "json in json": ("{v}", lambda value: value),  # see `texts`
+    "python repr": ("{{'user': 'me', '{n}': {v}, 'x': None}}", repr),
+    "keyword of a call": ("connect(host='h', {n}={v}, port=1)", repr),
+    "assignment": ("self.{n} = {v}", repr),
+    "yaml": ("a: b\n{n}: {v}\nc: d", str),
+    "yaml, quoted": ("a:\n  - {n}: {v}\n    c: d", dumps),
+    "env": ("USER=me\n{n}={v}\nHOME=/", str),
+    "export": ("$ export {n}={v}", str),
+    "properties": ("user = me\n{n} = {v}\n", str),
+    "traceback": ('  File "x.py", line 3, in f\n    connect({n}={v})\nOSError: {n}={v}', repr),
+    "command line": ("Command 'x --{n}={v} --verbose' failed", str),
+    "command line, two words": ("run: x --{n} {v} --verbose", str),
+    "list of arguments": ("Command {v} returned 1", lambda value: value),
+    "java": ("java -D{n}={v} -jar x.jar", str),
+    "spark": ("spark-submit --conf spark.{n}={v} x.py", str),
+    "text": ("cannot connect with {n}={v} to h", str),
+    "text, colon": ("cannot connect with {n}: {v}", str),
+    "query": ("GET https://h/p?a=b&{n}={v}&c=d", lambda value: quote(value, safe="")),
+    "jdbc": ("jdbc:sqlserver://h:1433;user=me;{n}={v};ssl=true", str),
+    "xml": ("<x><{n}>{v}</{n}></x>", lambda value: value.replace("&", "&amp;").replace("<", "&lt;")),
+    "hadoop": (
+        "<property><name>{n}</name><value>{v}</value></property>",
+        lambda value: value.replace("&", "&amp;").replace("<", "&lt;"),
+    ),
+    "header of curl": ("curl -H 'X-{n}: {v}' https://h", lambda value: value.replace("'", "")),
+    "kubernetes": ("env:\n- name: {n}\n  value: {v}\n- name: X\n  value: y\n", dumps),
+    "option": ('df.write.option("{n}", {v}).save()', dumps),
+}
+UNNAMED = {
+    "url": ("cannot reach postgresql://me:{v}@h:5432/d", lambda value: quote(value, safe="")),
+    "url, as it is": ("cannot reach https://me:{v}@h/x", str),
+    "url, its user has @": ("https://me@home:{v}@h/x", str),
+    "url in json": ('{{"url": "https:\\/\\/me:{v}@h\\/x"}}', lambda value: dumps(value)[1:-1]),
+    "token in a url": ("git clone https://{v}@h/x.git", lambda value: quote(value, safe="")),
+    "token in a url in json": ('"https:\\/\\/{v}@h"', lambda value: quote(value, safe="")),
+    "curl": ("id curl -u 'me:{v}' https://h", lambda value: value.replace("'", "")),
+    "header": ("sent Authorization: Bearer {v}", lambda value: quote(value, safe="")),
+    "header of curl": ("curl -H 'Authorization: Basic {v}' h", lambda value: quote(value, safe="")),
+    "cookie": ('Cookie: a="{v}"', lambda value: value.replace('"', "")),
+    "sql": ("CREATE USER me IDENTIFIED BY '{v}'", lambda value: value.replace("'", "''")),
+    "oracle": ("ALTER USER me IDENTIFIED BY VALUES '{v}'", lambda value: value.replace("'", "''")),
+    "postgres": ("ALTER ROLE me PASSWORD '{v}'", lambda value: value.replace("'", "''")),
+}
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """What it is, and a text in which what a secret ends with must not be seen: thousands, the same each time."""
+    values = [f"{FIRST}{each}{LAST}" for each in BETWEEN]
+    for form, (text, written) in FORMS.items():
+        for name, value in zip(cycle(NAMES), values * 3, strict=False):
+            said = text.format(n=name, v=written(value))
+            if form == "json in json":
+                said = dumps({"x": dumps({name: value, "y": 1})})
+            elif form == "list of arguments":
+                said = text.format(v=["x", f"--{name}", value, "-v"])
+            yield f"{form}: {name}", said
+    for form, (text, written) in UNNAMED.items():
+        for value in values:
+            yield form, text.format(v=written(value))
+
+
+# Forms in which secrets were shown once
+LISTED = [
+    *(f"https://me@home:a/{SECRET}@h/x", f"https://me@home:a@b/{SECRET}@h/x", f"postgresql://u:a@b/{SECRET}@h:5432/d"),
+    *(f"postgresql://u:{each}@h/d" for sign in '$<"=' for each in (f"a{sign}{SECRET}", f"{sign}{SECRET}/x", f"{sign}a/{SECRET}")),
+    *(rf'"https:\/\/{SECRET}@h/x"', rf'{{"u":"https:\/\/hooks.slack.com\/services\/T0\/B0\/{SECRET}"}}'),
+    *(f"run curl -H 'Authorization: Bearer {SECRET}' https://h", f'curl -H "Authorization: {SECRET}" h'),
+    *(f"sent Authorization: {scheme}{SECRET}" for scheme in ("", "Token ", "Custom ", "ApiKey ", "Basic ")),
+    *(f'Cookie: a="{SECRET}"; b=c', f'Cookie: a="x"; b="{SECRET}"', f"Set-Cookie: sid={SECRET}; Path=/"),
+    *(
+        f"{it} -u user:{SECRET} h"
+        for it in ("id curl", "docker exec install curl", "cp x y; curl", "my id", "/usr/bin/install http")
+    ),
+    *(f"curl -ume:{SECRET} h", f"curl -sSu me:{SECRET} h"),
+    *(
+        f"{before}password=a{sign}{SECRET}"
+        for before in ("", "x ", "u=a;", "u=a&", "(u=a,", '"', "export ", "['a', ")
+        for sign in "'\"({,;&"
+    ),
+    *(f"password=${{env}}-{SECRET}", f"password=${{PASSWORD:-{SECRET}}}", f"CREATE USER me IDENTIFIED BY VALUES '{SECRET}'"),
+    f"CREATE USER me IDENTIFIED BY {SECRET}",
+    str(["-----BEGIN PRIVATE KEY-----", "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC", SECRET, "-----END PRIVATE KEY-----"]),
+    f"> -----BEGIN PRIVATE KEY-----\n> MIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n> {SECRET}\n> -----END PRIVATE KEY-----",
+    *(
+        f"{name}{sign}{SECRET}"
+        for name in ("fernet_key", "secret_id", "auth_key", "ssh_key", "creds", "otp_code", "pin_code", "cookie_value")
+        for sign in ("=", ": ", " = ", '="')
+    ),
+]
+# and which nobody listed
+OTHERS = [
+    *(f"log: password: {SECRET}", f"mysql -u root -p{SECRET} db", f"sshpass -p {SECRET} ssh h", f"run x --password {SECRET} y"),
+    *(f"<password>{SECRET}</password>", f"<property><name>fs.s3a.secret.key</name>\n<value>{SECRET}</value></property>"),
+    *(f'<property name="password" value="{SECRET}"/>', f'df.write.option("password", "{SECRET}")', f'.setPassword("{SECRET}")'),
+    *(f'conf.set("fs.s3a.secret.key", "{SECRET}")', f'os.environ["TOKEN"] = "{SECRET}"', f"machine h login me password {SECRET}"),
+    *(
+        f"password: str = '{SECRET}'",
+        f"def f(password: str = '{SECRET}')",
+        f"sqlplus scott/{SECRET}@h",
+        f"password={{{{ x or '{SECRET}' }}}}",
+    ),
+    f"https://api.telegram.org/bot1:{SECRET}/x",
+    f"it said eyJhbGciOiJub25lIn0.eyJ{SECRET}.{SECRET}",
+]
