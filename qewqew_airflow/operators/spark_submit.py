@@ -122,7 +122,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     :param quarantine: path for records that do not decode (templated); default: the path of the first output with
         ``-quarantine`` appended
     :param max_bad_records: the job fails when more records do not decode
-    :param schema_evolution: when a batch has other columns than the table: "merge" (default), "fail" or "ignore"
+    :param schema_evolution: when a batch has other columns than the table: "merge" (default), "fail", "ignore" or "rescue"
     :param rescued: name of a column for what the schema does not name, as JSON (templated); by default it is only counted
     :param application: your own job instead of the ready-made one (templated). Its ``application_args`` must hold
         ``{manifest}`` (path or URL of the batch's manifest), and may hold ``{batch_id}`` and ``{result}`` (a file on this

@@ -21,15 +21,15 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import chain
 from typing import Any, NoReturn
 
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 from pyspark.storagelevel import StorageLevel
 
 from qewqew_core.secrecy import excerpt
@@ -40,13 +40,15 @@ try:
     from qewqew_core.errors import BadArgument, Corrupt, QewQewError
     from qewqew_spark.data_source import register
     from qewqew_spark.jobs import records
+    from qewqew_spark.jobs.agreeing import agreed as fields_of
     from qewqew_spark.jobs.explaining import blamed_write, explain
     from qewqew_spark.jobs.fitting import unfit
     from qewqew_spark.jobs.output import BATCH, CODECS, SCHEMA_EVOLUTIONS, Option, Output, check_arguments, check_places
     from qewqew_spark.jobs.querying import TransformFailed, has_rows, table_of
     from qewqew_spark.jobs.records import observed
     from qewqew_spark.jobs.routing import Routed, routed
-    from qewqew_spark.jobs.writing import Sink, sink_of
+    from qewqew_spark.jobs.sinks import sink_of
+    from qewqew_spark.jobs.writing import Sink
     from qewqew_spark.options import Options, local_path
     from qewqew_spark.tables.session import copy_of, folding
 except ModuleNotFoundError as error:
@@ -142,11 +144,25 @@ def run_in(
     batches = batch_at(batch, options) if isinstance(batch, str) else batch
     given = None if schema is None else records.parsed(schema)
     fold = folding(spark)
-    place_of = partial(sink_of, spark, batches=batches.manifests, schema_evolution=schema_evolution)
+
+    def place_of(output: Output) -> Sink:
+        # What the records have beyond the columns is rescued when they are read, and only the column for it is new.
+        policy = "merge" if schema_evolution == "rescue" and output.is_plain else schema_evolution
+        return sink_of(spark, output, batches.manifests, policy)
+
+    def agreed(record: StructType, inferred: bool) -> StructType:
+        if inferred or schema_evolution == "rescue":
+            return fields_of(record, chain(*places), schema_evolution, inferred)
+        return record
+
     places = [[] if output.route else [place_of(output)] for output in outputs]  # of each output, one for each route
     if any(output.transform for output in outputs):  # which may read more; nothing else does by the format, and it takes a second
         register(spark)
-    found = records.read(spark, batches, codec, given, options, lambda *of: unfit(outputs, chain(*places), fold)(*of), rescued)
+
+    def unfitting(fields: StructType, column: Callable[[str], Column]) -> Column | None:
+        return unfit(outputs, chain(*places), fold)(fields, column)
+
+    found = records.read(spark, batches, codec, given, options, unfitting, rescued, agreed)
     name = f"records of {batches.ids[0]}"
     seen = Observation(name)
     persisted: DataFrame | None = None

@@ -19,7 +19,7 @@ NAMED = {"json", "avro", "msgpack"}  # those whose records name their fields
 WHOLE = {"text", "bytes"}  # the codecs without fields, and so without a schema
 # Options of the data source that the job sets, so that each record is either good or bad.
 OWN_OPTIONS = {"codec", "mode", "rescued", "strict", "columnnameofcorruptrecord", "path", "paths"}
-SCHEMA_EVOLUTIONS = ("merge", "fail", "ignore")
+SCHEMA_EVOLUTIONS = ("merge", "fail", "ignore", "rescue")
 
 SHOWN_FORMATS = {"noop", "console"}  # keep nothing
 FILE_FORMATS = {"parquet", "orc", "json", "csv", "text", "xml"}  # come with Spark
@@ -236,6 +236,10 @@ def check_arguments(
             raise BadArgument(f"the read option {name!r} is set by the job itself")
     if schema_evolution not in SCHEMA_EVOLUTIONS:
         raise BadArgument(f"schema_evolution must be one of {', '.join(SCHEMA_EVOLUTIONS)}, not {excerpt(schema_evolution, 80)}")
+    if schema_evolution == "rescue" and rescued is None:
+        raise BadArgument("schema_evolution 'rescue' needs 'rescued', the column that takes what is new in the records")
+    if schema_evolution == "rescue" and any(output.route for output in outputs):
+        raise BadArgument("schema_evolution 'rescue' takes no output with 'route': its tables may have other columns each")
     if rescued is not None and not _is_text(rescued):
         raise BadArgument(f"rescued must be the name of a column, not {excerpt(rescued, 80)}")
     if rescued is not None and codec not in NAMED:

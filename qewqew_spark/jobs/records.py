@@ -180,11 +180,13 @@ def read(
     options: Mapping[str, str],
     unfit: Unfit = lambda fields, field: None,
     rescued: str | None = None,
+    agreed: Callable[[StructType, bool], StructType] = lambda fields, inferred: fields,
 ) -> Records:
     """The records of the batches, with the fields of the schema; None: those of JSON records are inferred.
 
     ``unfit``: why the outputs cannot hold a record that decodes; called whenever the records are used. ``rescued``: the name of a
-    column for what the schema does not name. Raises `BadArgument` if the fields cannot be columns.
+    column for what the schema does not name. ``agreed``: what the outputs make of the schema, which was inferred or given. Raises
+    `BadArgument` if the fields cannot be columns.
     """
     known = _options_of_spark(spark, codec)
     theirs = {name: value for name, value in options.items() if name.lower() in known}
@@ -206,9 +208,9 @@ def read(
 
     # Any record may lack any value: NOT NULL is not enforced, as Spark's readers have it.
     if schema is None:
-        record, shown = infer(spark, load(StructType([place["value"]])), theirs)
+        record, shown = (agreed(each, True) for each in infer(spark, load(StructType([place["value"]])), theirs))
     else:
-        record = shown = schema.toNullable()
+        record = shown = agreed(schema.toNullable(), False)
     _check_fields(spark, record, inferred=schema is None, rescued=rescued)
 
     def seen(name: str, value: Column) -> Column:

@@ -167,6 +167,10 @@ class Append(ABC):
         new = self.columns_to_add(columns)
         self.left_out = [field.name for field in new] if self.schema_evolution == "ignore" else []
 
+    def parts(self) -> dict[str, int | None]:
+        """The columns by whose values rows are parted, see `limits.beyond_part`; none that only the connector knows."""
+        return {}
+
     def _held(self, columns: StructType) -> StructType:
         """The types that the table has for these."""
         return columns
@@ -204,7 +208,7 @@ class Append(ABC):
         for number in range(TRIES):
             if found := self._find():
                 snapshot, ours = next(iter(found.values()))
-                return Commit(self.table, snapshot, not ours, tuple(found))
+                return Commit(self.table, snapshot, not ours, tuple(batch for batch in self.batches if batch in found))
             if not add():
                 time.sleep(random.uniform(0, min(0.05 * 2**number, 2)))  # noqa: S311
         raise TooManyConflicts(f"{self.what}: gave up after {TRIES} tries, because others committed first each time")
@@ -262,7 +266,7 @@ class StagedAppend(Append):
     def _widen(self, goal: StructType) -> None:
         """Let these be the table's columns, unless somebody else just changed it."""
 
-    def _changed(self, goal: StructType) -> StructType:
+    def changed(self, goal: StructType) -> StructType:
         """Those columns of the goal that are not the table's."""
         there = {field.name: field for field in self.there() or ()}
         return StructType([field for field in goal if there.get(field.name) != field])

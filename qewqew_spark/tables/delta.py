@@ -125,6 +125,9 @@ class DeltaAppend(StagedAppend):
     def _held(self, columns: StructType) -> StructType:
         return relaxed(columns)
 
+    def parts(self) -> dict[str, int | None]:
+        return dict.fromkeys(self.partition_by if self.there() is None else self._parts())
+
     def _parts(self) -> list[str]:
         return list(self._loaded().metadata().partition_columns)
 
@@ -132,7 +135,7 @@ class DeltaAppend(StagedAppend):
         return rows, self._parts()
 
     def _widen(self, goal: StructType) -> None:
-        fields = Schema.from_json(self._changed(goal).json()).fields
+        fields = Schema.from_json(self.changed(goal).json()).fields
         with suppress(CommitFailedError):  # somebody else was faster
             self._loaded().alter.add_columns(list(fields))
 

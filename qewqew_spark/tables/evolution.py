@@ -37,9 +37,10 @@ def new_columns(
 ) -> list[types.StructField]:
     """The columns of the batch that the table ``what`` lacks, to be added or left out.
 
-    Raises `BadArgument` for a column of another type (``same`` decides), and under the policy "fail" for a column that only
-    the table or only the batch has. ``into_structs``: compare fields of structs like columns, but for the case of their names,
-    which no reader reads over; otherwise a struct with other fields is another type.
+    Raises `BadArgument` for a column of another type (``same`` decides), under the policy "fail" for a column that only the
+    table or only the batch has, and under "rescue" for one that only the batch has. ``into_structs``: compare fields of structs
+    like columns, but for the case of their names, which no reader reads over; otherwise a struct with other fields is another
+    type.
     """
     found = list(differences(there, batch, fold, same, into_structs=into_structs))
     for name, old, now in found:
@@ -51,6 +52,11 @@ def new_columns(
     if policy == "fail" and found:
         told = ", ".join(f"{name!r} is {'new' if old is None else 'missing'}" for name, old, _ in found)
         raise BadArgument(f"{what}: this batch has other columns than the table, and schema_evolution is 'fail': {told}")
+    if policy == "rescue" and (new := [name for name, old, _ in found if old is None]):
+        raise BadArgument(
+            f"{what}: {', '.join(map(repr, new))} is new, and schema_evolution is 'rescue', which keeps new fields of records, "
+            "and no new columns of a query"
+        )
     known = {fold(field.name) for field in there}
     return [field for field in batch if fold(field.name) not in known]
 
@@ -161,6 +167,12 @@ def fits(there: types.DataType, batch: types.DataType) -> bool:
     if isinstance(there, types.DecimalType) and isinstance(batch, types.DecimalType):
         return there.scale == batch.scale and there.precision >= batch.precision
     return there == batch or any(there in kinds and batch in kinds[: kinds.index(there)] for kinds in _WIDER)
+
+
+def holds(there: types.DataType, batch: types.DataType) -> bool:
+    """Can a column hold values that were inferred to be of another type? None at all is `NullType`."""
+    whole = isinstance(there, types.DoubleType) and isinstance(batch, types.IntegralType)
+    return fits(there, batch) or whole or isinstance(batch, types.NullType)
 
 
 def same_in_a_database(there: types.DataType, batch: types.DataType) -> bool:

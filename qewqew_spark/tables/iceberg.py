@@ -22,6 +22,7 @@ from pyiceberg.manifest import DataFile, FileFormat
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, Table, TableProperties
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+from pyiceberg.transforms import TruncateTransform
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, types
 from pyspark.sql import functions as F
@@ -154,6 +155,15 @@ class IcebergAppend(StagedAppend):
     def _held(self, columns: types.StructType) -> types.StructType:
         return _columns(pa.schema(_arrow(relaxed(columns)).fields))
 
+    def parts(self) -> dict[str, int | None]:
+        table = self._table or self._load()
+        if table is None:
+            found = [transform_of(text) for text in self.partition_by]
+        else:
+            paths = [(path_to(table.schema(), part.source_id), part.transform) for part in table.spec().fields]
+            found = [(path[0], transform) for path, transform in paths if len(path) == 1]
+        return {name: transform.width for name, transform in found if isinstance(transform, TruncateTransform)}
+
     def _parts(self) -> list[str]:
         table = self._loaded()
         return [path_to(table.schema(), field.source_id)[0] for field in table.spec().fields]
@@ -178,7 +188,7 @@ class IcebergAppend(StagedAppend):
 
     def _widen(self, goal: types.StructType) -> None:
         with suppress(CommitFailedException), self._loaded().update_schema() as update:
-            update.union_by_name(pa.schema(_arrow(self._changed(goal)).fields))
+            update.union_by_name(pa.schema(_arrow(self.changed(goal)).fields))
         self._load()
 
     def _prepared(self, files: Sequence[tuple[str, int]]) -> tuple[Table, Written, list[DataFile]]:

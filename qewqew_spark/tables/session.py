@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -180,6 +181,14 @@ def newest(spark: SparkSession, path: str, prefix: str, count: int) -> list[str]
     statuses = system.listStatus(target) if system.exists(target) else []
     found = [(int(status.getModificationTime()), str(status.getPath().getName())) for status in statuses]
     return [name for _, name in sorted(each for each in found if each[1].startswith(prefix))[-count:]]
+
+
+def older(spark: SparkSession, path: str, seconds: float) -> list[str]:
+    """The names in a directory that have not changed for this long; none if it does not exist."""
+    target, system = _hadoop(spark, path)
+    statuses = system.listStatus(target) if system.exists(target) else []
+    limit = (time.time() - seconds) * 1000
+    return [str(status.getPath().getName()) for status in statuses if int(status.getModificationTime()) < limit]
 
 
 def read_bytes(spark: SparkSession, path: str) -> bytes | None:
