@@ -104,6 +104,12 @@ def _connection_fields() -> dict[str, Any]:
         "max_attempts": field(
             "Attempts", "Leases of a batch before it goes to the dead letters (default 5)", "integer", minimum=1
         ),
+        "retry_delay": field(
+            "Retry delay",
+            "Seconds until a batch that failed is leased again, doubled each time up to an hour (default 300)",
+            "number",
+            minimum=0,
+        ),
         "retention": field(
             "Retention", "Seconds that acknowledged batches are kept for cleared tasks (default 86400)", "number", minimum=0
         ),

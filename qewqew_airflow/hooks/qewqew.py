@@ -28,6 +28,7 @@ from qewqew_core.topic.topic_paths import is_topic
 
 LONGEST_NAME = 200  # bytes of one part of a queue's name: the core appends suffixes, and a file name has at most 255
 EVERY_HOST = "*"
+RETRY_DELAY = 300.0  # seconds: with five attempts, an outage of an hour makes no dead letters
 Checks = dict[str, Callable[[str, Any], Any]]
 
 
@@ -47,6 +48,7 @@ SETTINGS: Checks = {
     "min_free_bytes": lambda name, value: whole(name, value, 0),
     "log_bytes": lambda name, value: whole(name, value, 1, MOST_LOG_BYTES),
     "max_attempts": whole,
+    "retry_delay": lambda name, value: seconds(name, value).total_seconds(),
     "retention": seconds,
     "retention_bytes": lambda name, value: whole(name, value, 0),
     "group": _group,
@@ -99,10 +101,10 @@ class QewQewHook(BaseHook):
     The connection's host is the absolute path of a directory on this machine that `qewqew init` has marked. Its extra may hold
     hostname (the worker that has this directory, or "*" if every worker has it), directory_id (the id in the marker), and the
     settings of `Queue`: chunk_size (bytes), sync ("commit" or "never"), lock_timeout (seconds), max_records, max_bytes,
-    min_free_bytes, log_bytes, max_attempts, retention (seconds), retention_bytes, group. Topics use them too, except chunk_size,
-    max_records and max_bytes. Their own settings are in an object "topic": block_size (bytes), max_age (seconds), max_records,
-    max_bytes, delete_committed (true or false), slow_readers ("hold" or "move"). Names of queues and topics are relative to the
-    directory and cannot leave it.
+    min_free_bytes, log_bytes, max_attempts, retry_delay (seconds, here 300 by default), retention (seconds), retention_bytes,
+    group. Topics use them too, except chunk_size, max_records and max_bytes. Their own settings are in an object "topic":
+    block_size (bytes), max_age (seconds), max_records, max_bytes, delete_committed (true or false), slow_readers ("hold" or
+    "move"). Names of queues and topics are relative to the directory and cannot leave it.
 
     :param qewqew_conn_id: the connection
     """
@@ -252,7 +254,7 @@ class QewQewHook(BaseHook):
         ``settings`` are arguments of `Queue` and override those of the connection. Raises `BadPath`, `BadArgument`, `Locked`
         (after lock_timeout seconds), and what `Queue` raises.
         """
-        return Queue(self._path_to_open(queue_name), **{**self.settings(), **settings})
+        return Queue(self._path_to_open(queue_name), **{"retry_delay": RETRY_DELAY, **self.settings(), **settings})
 
     def into(self, kind: Kind, name: str, **settings: Any) -> IntoQueue | IntoTopic:
         """Put records into a queue or topic while others use it. Only the commit waits for them: for a queue a minute, unless the
@@ -287,7 +289,7 @@ class QewQewHook(BaseHook):
         ``settings`` are arguments of `Topic` and override those of the connection. Raises `BadPath`, `BadArgument`, and what
         `Topic` raises.
         """
-        return Topic(self._path_to_open(topic), **{**self.topic_settings(), **settings})
+        return Topic(self._path_to_open(topic), **{"retry_delay": RETRY_DELAY, **self.topic_settings(), **settings})
 
     def inspect_reader(self, topic: str, reader: str) -> QueueStats:
         """How much waits for a reader of a topic, without a lock. All messages if it does not exist yet. Raises `BadPath`."""

@@ -73,7 +73,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     - success: the batch is acknowledged.
     - a failure with retries left: the lease stays, and the next try works on the same batch.
     - the last failure (no retries left, `AirflowFailException`, or by a retry policy): the batch is returned with the
-      reason, and the next lease, in any run, gets it first. After max_attempts it goes to the dead letters.
+      reason, and the next lease, in any run, gets it first once it is due. After max_attempts it goes to the dead letters.
     - killed, or marked by a user: the lease stays, and the next try or the cleared task works on the same batch. Spark's
       driver on this worker dies with the task, and the task with its supervisor. If an earlier try still works on the
       batch, the next one waits for its end.
@@ -443,7 +443,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
                     if batch.key == key and batch.state == "leased":
                         batch.nack(reason=masked(f"{type(error).__name__}: {error}".splitlines()[0])[:500])
                         metrics.ended(batch, connection=hook.qewqew_conn_id, **source.names())
-                        self.log.info("Last try failed: batch %s was returned, the next lease of %s gets it", batch.id, source)
+                        what = "is a dead letter now" if batch.state == "dead" else f"was returned, and is due at {batch.due}"
+                        self.log.info("Last try failed: batch %s of %s %s", batch.id, source, what)
         except Exception as failure:  # this must not hide why the task failed
             self.log.warning("The batch under %s could not be returned (%s): clear this task to process it", key, failure)
 

@@ -96,9 +96,14 @@ def check_kinds(files: Files, names: Iterable[tuple[str, bool]], what: str) -> N
 
 def strange(files: Files, names: Iterable[tuple[str, bool]], what: str) -> Iterator[BadPath]:
     """For each of these paths at which that is so, what is there, and what to do."""
-    for path, is_directory in names:
+    found, path = iter(names), ""
+    while True:
         try:
             with opening(path, what):
+                try:
+                    path, is_directory = next(found)
+                except StopIteration:
+                    return
                 try:
                     files.check_kind(path, is_directory)
                 except Foreign:  # or somebody of the group makes it just now, and it is not the group's yet

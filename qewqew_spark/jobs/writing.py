@@ -33,7 +33,7 @@ from qewqew_spark.jobs.kept import OWN, KeptColumns
 from qewqew_spark.jobs.output import BATCH, FILE_FORMATS, SHOWN_FORMATS, Output
 from qewqew_spark.jobs.untyped import has_untyped, settle
 from qewqew_spark.tables.append import append_to
-from qewqew_spark.tables.evolution import Fold, Same, differences, holds, new_columns, same_in_a_database
+from qewqew_spark.tables.evolution import Fold, Same, new_columns, same_in_a_database
 from qewqew_spark.tables.session import columns_ddl, delete, exists, folding, listed, missing_format, quoted, rename, setting
 
 TYPED_FILES = {"parquet", "orc"}  # tell the types of their columns
@@ -66,7 +66,6 @@ class Sink(ABC):
     staged = False  # does nobody see what was written before `commit`?
     limits = True  # may a column require a value, or have a greatest length?
     typed = True  # do columns have a type there that stays?
-    agrees = True  # do the records take the types of the columns there?
     of_files = False  # are columns files', which have fields of structs each alone, and those of partitions without a type?
     same: Same = staticmethod(DataType.__eq__)
 
@@ -122,8 +121,9 @@ class Sink(ABC):
         """The columns that take the fields of the records as they are, and may not hold each value; raises `BadArgument`."""
         return [*(self.there() or ())] if self.output.is_plain and self.limits else []
 
-    def known(self, record: StructType, inferred: bool) -> StructType | None:
-        return self.there()  # for a schema of the records that is still to be chosen
+    def parts(self) -> dict[str, int | None]:
+        """The columns of the records as they are by whose values rows are parted, see `limits.beyond_part`."""
+        return dict.fromkeys(self.output.partition_by if self.output.is_plain else ())
 
     def check(self, table: DataFrame) -> None:
         """Raise `BadArgument` if the columns do not fit to those that are there."""
@@ -170,7 +170,7 @@ class Files(Sink):
         self._staging = f"{self._path}/{OWN}/{BATCH}={batch}~{uuid.uuid4().hex[:12]}"
         self._made = False
         self._typed = output.format.lower() in TYPED_FILES
-        self._kept = KeptColumns(spark, self._path, self._directory, output.format)
+        self.kept = KeptColumns(spark, self._path, self._directory, output.format)
         self._columns: StructType | None = None
 
     @property
@@ -178,21 +178,13 @@ class Files(Sink):
         return {"path": self._directory, "table": None}
 
     def there(self) -> StructType | None:
-        return None if not self._typed or self.schema_evolution == "ignore" else self._kept.there()
-
-    def known(self, record: StructType, inferred: bool) -> StructType | None:
-        there = self.there()
-        if inferred and there is not None:
-            found = differences(there, record, self.fold, holds, into_structs=True)
-            if any(old is not None and now is not None for _, old, now in found) and self._kept.doubt():
-                return self.there()
-        return there
+        return None if not self._typed or self.schema_evolution == "ignore" else self.kept.there()
 
     def check(self, table: DataFrame) -> None:
         try:
             super().check(table)
         except BadArgument:
-            if not self._kept.doubt():
+            if not self.kept.doubt():
                 raise
             super().check(table)
 
@@ -207,7 +199,7 @@ class Files(Sink):
 
     def commit(self) -> None:
         if self._typed and self._columns is not None:
-            self._kept.add(self._columns)  # first: no batch must be there whose columns are not kept
+            self.kept.add(self._columns)  # first: no batch must be there whose columns are not kept
         rename(self.spark, self._staging, self._directory)
 
     def abort(self) -> None:
@@ -256,6 +248,9 @@ class Once(Sink):
 
     def there(self) -> StructType | None:
         return self._append.there()
+
+    def parts(self) -> dict[str, int | None]:
+        return self._append.parts() if self.output.is_plain else {}
 
     def limited(self) -> list[StructField]:
         """Keys are required. A record that removes a row may have no more than these."""
@@ -345,7 +340,7 @@ class Table(Sink):
 class Appended(Sink):
     """A format that QewQew does not know and that has no path: its rows are added to those that are there."""
 
-    typed = limits = agrees = False
+    typed = limits = False
 
     def there(self) -> StructType | None:
         return None
@@ -365,7 +360,6 @@ class Jdbc(Sink):
     """
 
     staged = True
-    agrees = False  # a database has types of its own
     same = staticmethod(same_in_a_database)
 
     def __init__(self, spark: SparkSession, output: Output, batch: str, schema_evolution: str) -> None:

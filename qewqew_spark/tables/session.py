@@ -12,7 +12,8 @@ from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from qewqew_spark.tables.evolution import Fold
@@ -25,6 +26,29 @@ def folding(spark: SparkSession) -> Fold:
 
 def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
+
+
+def conformed(value: Column, kind: DataType, to: DataType, fold: Fold) -> Column:
+    """The value in the type of a table's column, which may have more fields, wider ones and others in another case or order."""
+    match kind, to:
+        case _ if kind == to:
+            return value
+        case StructType(), StructType():
+            known = {fold(field.name): field for field in kind}
+            fields = [
+                conformed(value[known[key].name], known[key].dataType, each.dataType, fold)
+                if (key := fold(each.name)) in known
+                else F.lit(None).cast(each.dataType)
+                for each in to
+            ]
+            made = F.struct(*(field.alias(each.name) for field, each in zip(fields, to, strict=True)))
+            return F.when(value.isNotNull(), made)
+        case ArrayType(), ArrayType():
+            return F.transform(value, lambda element: conformed(element, kind.elementType, to.elementType, fold))
+        case MapType(), MapType():
+            values = F.transform_values(value, lambda _, each: conformed(each, kind.valueType, to.valueType, fold))
+            return values if kind.keyType == to.keyType else values.cast(to)
+    return value.cast(to)
 
 
 def ddl(kind: DataType) -> str:

@@ -47,7 +47,9 @@ def settings() -> Callable[[Path, Path, str], dict[str, str]]:
     def make(queues: Path, output: Path, master: str) -> dict[str, str]:
         marker.init(str(queues))
         return {
-            "AIRFLOW_CONN_QEWQEW_DEFAULT": json.dumps({"conn_type": "qewqew", "host": str(queues)}),
+            "AIRFLOW_CONN_QEWQEW_DEFAULT": json.dumps(
+                {"conn_type": "qewqew", "host": str(queues), "extra": {"retry_delay": 0}}  # no test waits for minutes
+            ),
             "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": master}),
             "QEWQEW_DEMO_OUTPUT": str(output),
         }

@@ -80,7 +80,7 @@ def directory(tmp_path: Path, connect: Connect) -> Path:
     """The directory of the connection qewqew_default."""
     path = tmp_path / "queues"
     path.mkdir()
-    connect("qewqew_default", "qewqew", str(path))
+    connect("qewqew_default", "qewqew", str(path), retry_delay=0)  # no test waits for minutes
     return path
 
 

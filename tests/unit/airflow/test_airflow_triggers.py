@@ -22,7 +22,7 @@ from airflow.triggers.base import BaseEventTrigger
 from airflow_version import SHARES_STREAMS, encode_trigger, needs_shared_streams
 
 from qewqew_airflow.queues.qewqew import QewQewMessageQueueProvider
-from qewqew_airflow.shared.readiness import Thresholds
+from qewqew_airflow.shared.readiness import RETURNED, Thresholds
 from qewqew_airflow.shared.source import Source
 from qewqew_airflow.triggers import watching
 from qewqew_airflow.triggers.qewqew import Announcer, QewQewEventTrigger, QewQewReadyTrigger
@@ -143,12 +143,14 @@ def put(directory: Path, names: Names, *records: bytes) -> None:
             topic.append_many(records)
 
 
-def lease(directory: Path, names: Names, key: str, max_records: int | None = None, end: str = "leased") -> int:
+def lease(
+    directory: Path, names: Names, key: str, max_records: int | None = None, end: str = "leased", retry_delay: float = 0.0
+) -> int:
     """How many records the batch has, which is then acknowledged or returned."""
     if names is QUEUE:
-        with Queue(directory / "orders") as queue:
+        with Queue(directory / "orders", retry_delay=retry_delay) as queue:
             return ended(queue.lease(key, max_records), end)
-    with Topic(directory / "events") as topic, topic.reader("load") as reader:
+    with Topic(directory / "events", retry_delay=retry_delay) as topic, topic.reader("load") as reader:
         return ended(reader.lease(key, max_records), end)
 
 
@@ -250,6 +252,38 @@ def test_a_returned_batch_is_announced(directory: Path, names: Names, looks: Loo
             assert (seen["records"], seen["returned"]) == (0, 1)
 
     run(test)
+
+
+@both
+def test_a_batch_that_is_not_due_is_announced_when_it_is(directory: Path, names: Names, looks: Looks) -> None:
+    put(directory, names, b"a")
+    lease(directory, names, "first", retry_delay=1.5, end="returned")
+    due = datetime.now(UTC) + timedelta(seconds=1)
+
+    async def test() -> None:
+        async with triggerer() as running:
+            events = running.start(trigger(names))
+            assert (await events.get())["returned"] == 1
+            assert datetime.now(UTC) > due
+            assert looks.count < 8  # nobody polls for it
+
+    run(test)
+    assert lease(directory, names, "second") == 1
+
+
+def test_what_is_not_due_makes_nothing_ready_and_is_waited_for_to_the_second() -> None:
+    later = datetime.now(UTC) + timedelta(seconds=100)
+    stats = QueueStats(0, 0, 0, None, 0, 2, 0, 0, delayed=2, next_due=later)  # type: ignore[arg-type]
+    thresholds = Thresholds(min_records=5, max_age=timedelta(hours=1))
+    assert thresholds.reason(stats) is None
+    assert 99 < (thresholds.seconds_left(stats) or 0) <= 100
+    waiting = replace(stats, records=1, oldest=datetime.now(UTC) - timedelta(seconds=3590))  # type: ignore[arg-type]
+    assert 9 < (thresholds.seconds_left(waiting) or 0) <= 10
+    assert thresholds.reason(replace(stats, delayed=1)) == RETURNED
+    announcer = Announcer(thresholds, 300)
+    assert announcer.reason(stats, 0) is None
+    assert 99 < (announcer.seconds_left(stats, 0) or 0) <= 100
+    assert announcer.reason(replace(stats, delayed=0, next_due=None), 100) == RETURNED
 
 
 def test_a_lease_whose_time_is_over_is_announced(directory: Path) -> None:
