@@ -11,17 +11,14 @@ from collections.abc import Iterable
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from qewqew_spark.jobs.output import BATCH
-from qewqew_spark.jobs.writing import Appended, Files, Jdbc, Sink
-from qewqew_spark.tables.evolution import Fold, differences, holds
+from qewqew_spark.jobs.writing import Sink
+from qewqew_spark.tables.evolution import Fold
 
 
 def agreed(record: StructType, sinks: Iterable[Sink], policy: str, inferred: bool) -> StructType:
     """The fields of the records for the places that take them as they are; raises `BadArgument`."""
     for sink in sinks:
-        # A database has types of its own.
-        if not sink.output.is_plain or isinstance(sink, Appended | Jdbc):
-            continue
-        if (there := _known(sink, record, inferred)) is not None:
+        if sink.output.is_plain and sink.agrees and (there := sink.known(record, inferred)) is not None:
             fold = sink.fold
             # Of files they are names of directories, which nobody keeps.
             parts = {fold(name) for name in (*(sink.output.partition_columns if sink.of_files else ()), BATCH)}
@@ -32,16 +29,6 @@ def agreed(record: StructType, sinks: Iterable[Sink], policy: str, inferred: boo
             kept = {field.name: field for field in (*found, *apart)}
             record = StructType([kept[field.name] for field in record if field.name in kept])
     return record
-
-
-def _known(sink: Sink, record: StructType, inferred: bool) -> StructType | None:
-    """The columns there. Of files, what is kept may be of batches that are gone: where types differ, all others are read."""
-    there = sink.there()
-    if inferred and there is not None and isinstance(sink, Files):
-        found = differences(there, record, sink.fold, holds, into_structs=True)
-        if any(old is not None and now is not None for _, old, now in found) and sink.kept.doubt():
-            return sink.there()
-    return there
 
 
 def _agreed(kind: DataType, there: DataType, fold: Fold, *, new: bool, types: bool, all: bool, top: bool = True) -> DataType:

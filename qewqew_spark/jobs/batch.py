@@ -47,7 +47,8 @@ try:
     from qewqew_spark.jobs.querying import TransformFailed, has_rows, table_of
     from qewqew_spark.jobs.records import observed
     from qewqew_spark.jobs.routing import Routed, routed
-    from qewqew_spark.jobs.writing import Sink, sink_of
+    from qewqew_spark.jobs.sinks import sink_of
+    from qewqew_spark.jobs.writing import Sink
     from qewqew_spark.options import Options, local_path
     from qewqew_spark.tables.session import copy_of, folding
 except ModuleNotFoundError as error:

@@ -208,7 +208,7 @@ class Append(ABC):
         for number in range(TRIES):
             if found := self._find():
                 snapshot, ours = next(iter(found.values()))
-                return Commit(self.table, snapshot, not ours, tuple(found))
+                return Commit(self.table, snapshot, not ours, tuple(batch for batch in self.batches if batch in found))
             if not add():
                 time.sleep(random.uniform(0, min(0.05 * 2**number, 2)))  # noqa: S311
         raise TooManyConflicts(f"{self.what}: gave up after {TRIES} tries, because others committed first each time")
