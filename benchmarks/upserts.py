@@ -1,8 +1,8 @@
 """Upserts into tables of Iceberg and Delta, beside an append of the same rows: python -m benchmarks.upserts
 
-A table of 10 M rows in ten files gets 1 M rows. Each case is a process of its own, which starts Spark, appends to another table
-to warm up, and is then measured: seconds, and by how much the memory of the driver's Python grew. The cases take turns. Figures
-are medians, of ratios within a turn. Everything is in the cache of the file system.
+A table of 10 M rows in ten files gets 1 M rows. Of each case are measured: seconds, and the most memory that the driver's Python
+had; what it could give back before is given back. The cases take turns in one session, and each finds the table as it was first.
+Figures are medians, of ratios within a turn. Everything is in the cache of the file system.
 
 What is found is kept as JSON, and told in docs/benchmarks.md.
 """
@@ -10,11 +10,12 @@ What is found is kept as JSON, and told in docs/benchmarks.md.
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import os
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 from pyspark.sql import DataFrame, SparkSession
 
 from qewqew_spark.tables import append_once
@@ -100,10 +102,13 @@ class Bench:
             def work() -> object:
                 return append_once(rows, table, f"{batch} measured", format=kind, **options)
 
+        gc.collect()
+        pyarrow.default_memory_pool().release_unused()
+        ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
-        before, began = _mebibytes("VmRSS"), time.perf_counter()
+        began = time.perf_counter()
         work()
-        found = time.perf_counter() - began, _mebibytes("VmHWM") - before
+        found = time.perf_counter() - began, _peak()
         self.restore(kind)
         return found
 
@@ -118,29 +123,30 @@ class Bench:
         else:
             from deltalake import DeltaTable
 
-            DeltaTable(self.name(kind)).restore(1)
+            if (loaded := DeltaTable(self.name(kind))).version() > 1:
+                loaded.restore(1)
 
 
-def _mebibytes(name: str) -> float:
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+def _peak() -> float:
+    """MiB."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) / 1024
 
 
 def measure(folder: Path, count: int, repeats: int) -> Samples:
-    def run(case: str) -> str:
-        command = [sys.executable, "-m", "benchmarks.upserts", "--case", case, "--directory", str(folder), "--rows", str(count)]
-        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout  # noqa: S603
-
-    run("make")
+    bench = Bench(folder, count)
+    bench.make()
     samples: Samples = {}
-    names = [f"{kind}; {case}" for kind in FORMATS for case in CASES] + [f"delta; {PEER}"]
+    names = [(kind, case) for kind in FORMATS for case in CASES] + [("delta", PEER)]
     for turn in range(repeats):
         at = 2 * turn % len(names)
-        for name in names[at:] + names[:at]:
-            seconds, mebibytes = map(float, run(name).split()[-2:])
-            samples.setdefault(name, []).append((round(seconds, 3), round(mebibytes, 1)))
-            print(name, *samples[name][-1], file=sys.stderr, flush=True)
+        for kind, case in names[at:] + names[:at]:
+            seconds, mebibytes = bench.case(kind, case)
+            found = samples.setdefault(f"{kind}; {case}", [])
+            found.append((round(seconds, 3), round(mebibytes, 1)))
+            print(kind, case, *found[-1], file=sys.stderr, flush=True)
+    bench.spark.stop()
     return samples
 
 
@@ -179,17 +185,9 @@ def main() -> None:
     parser.add_argument("--directory", help="where to write (default: the system's directory for temporary files)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rows", type=int, default=1_000_000, help="that are merged into ten times as many")
-    parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     os.environ["PYSPARK_PYTHON"] = sys.executable  # else the workers take python3 from PATH
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    if arguments.case:
-        bench = Bench(Path(arguments.directory), arguments.rows)
-        if arguments.case == "make":
-            bench.make()
-        else:
-            print(*bench.case(*arguments.case.split("; ")))
-        return
     kept: Path = arguments.json or KEPT
     if not arguments.draw:
         with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:

@@ -84,7 +84,8 @@ class _Repair:
         self.report = RepairReport()
         self.log = self._read_log()
         self.image = self.read(self.index_path)  # of the index
-        self.bases = sorted(int(name[:20]) for name in files.list(topic_paths.data_of(path)) if name.endswith(".zbus"))
+        bases = map(zbus.base_of, files.list(topic_paths.data_of(path)))
+        self.bases = sorted(base for base in bases if base is not None)
         self.dialect = dialect or (self.log.state.dialect if self.log else "B")
         self.index = IndexRepair(files, path, self.bases, self.image, self.log, self.dialect)
 

@@ -266,7 +266,7 @@ class StagedAppend(Append):
     def _widen(self, goal: StructType) -> None:
         """Let these be the table's columns, unless somebody else just changed it."""
 
-    def _changed(self, goal: StructType) -> StructType:
+    def changed(self, goal: StructType) -> StructType:
         """Those columns of the goal that are not the table's."""
         there = {field.name: field for field in self.there() or ()}
         return StructType([field for field in goal if there.get(field.name) != field])

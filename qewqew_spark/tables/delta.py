@@ -135,7 +135,7 @@ class DeltaAppend(StagedAppend):
         return rows, self._parts()
 
     def _widen(self, goal: StructType) -> None:
-        fields = Schema.from_json(self._changed(goal).json()).fields
+        fields = Schema.from_json(self.changed(goal).json()).fields
         with suppress(CommitFailedError):  # somebody else was faster
             self._loaded().alter.add_columns(list(fields))
 

@@ -188,7 +188,7 @@ class IcebergAppend(StagedAppend):
 
     def _widen(self, goal: types.StructType) -> None:
         with suppress(CommitFailedException), self._loaded().update_schema() as update:
-            update.union_by_name(pa.schema(_arrow(self._changed(goal)).fields))
+            update.union_by_name(pa.schema(_arrow(self.changed(goal)).fields))
         self._load()
 
     def _prepared(self, files: Sequence[tuple[str, int]]) -> tuple[Table, Written, list[DataFile]]:
