@@ -20,6 +20,7 @@ from typing import Any
 
 from demo.local_airflow import LocalAirflow
 from qewqew_core import Queue
+from qewqew_core.tools import marker
 
 BATCH, SIZE = 100, 200
 PAGES, REFRESH = 10, 5.0  # seconds, as in the page's script
@@ -74,7 +75,7 @@ def summary(took: list[float]) -> dict[str, float]:
 
 def measure(home: Path, seconds: float, rate: int) -> dict[str, Any]:
     queues, dags = home / "queues", home / "dags"
-    queues.mkdir()
+    marker.init(str(queues))
     dags.mkdir()
     (dags / "watching.py").write_text(DAGS)
     result: dict[str, Any] = {"put, alone": summary(put(queues / "alone", seconds, rate))}

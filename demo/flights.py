@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from demo.local_airflow import AirflowFailed, LocalAirflow, Run, TaskInstance, package
+from qewqew_core.tools import marker
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 DAGS = CHECKOUT / "dags_examples"
@@ -104,6 +105,7 @@ def fresh(directory: Path) -> None:
         shutil.rmtree(directory)
     for path in (directory, directory / "queues", directory / "output"):
         path.mkdir(mode=0o700, parents=True)
+    marker.init(str(directory / "queues"))
     (directory / OURS).touch(mode=0o600)
 
 

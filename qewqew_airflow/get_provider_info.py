@@ -77,6 +77,7 @@ def _connection_fields() -> dict[str, Any]:
         return {"label": label, "description": description, "schema": {"type": [kind, "null"], **schema}}
 
     hostname = "The host that has the directory, as task instances show it; *: every worker sees the same directory"
+    directory_id = "The id of the directory, as `qewqew init` printed it; another directory is then refused"
     sync = "commit: a commit is on disk when it returns; never: it survives a kill, but not a power cut"
     records = "How many records may wait in a queue; a task that stages more fails (default: no limit)"
     log_bytes = "Bytes by which a log grows before it is cut back to a snapshot (default 4 MiB)"
@@ -84,6 +85,7 @@ def _connection_fields() -> dict[str, Any]:
     topics = "JSON: block_size, max_age, max_records, max_bytes, delete_committed, slow_readers"
     return {
         "hostname": field("Hostname", hostname, "string"),
+        "directory_id": field("Directory id", directory_id, "string"),
         "chunk_size": field("Chunk size", "Bytes of one chunk file (default 16 MiB)", "integer", minimum=12, maximum=2**31 - 1),
         "sync": {
             "label": "Sync",
@@ -101,6 +103,12 @@ def _connection_fields() -> dict[str, Any]:
         "log_bytes": field("Log bytes", log_bytes, "integer", minimum=1, maximum=2**30),
         "max_attempts": field(
             "Attempts", "Leases of a batch before it goes to the dead letters (default 5)", "integer", minimum=1
+        ),
+        "retry_delay": field(
+            "Retry delay",
+            "Seconds until a batch that failed is leased again, doubled each time up to an hour (default 300)",
+            "number",
+            minimum=0,
         ),
         "retention": field(
             "Retention", "Seconds that acknowledged batches are kept for cleared tasks (default 86400)", "number", minimum=0

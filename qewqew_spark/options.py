@@ -19,7 +19,13 @@ _SIZE = re.compile("([0-9]+)(?:b|([kmgtp])b?)?", re.ASCII)
 
 # The options of every read that say what its rows are, and those of them that one codec alone has.
 OPTIONS_OF_CODECS: dict[str, tuple[str, ...]] = {"json": ("strict", "timeZone"), "avro": ("avroSchema",), "msgpack": ()}
-ROW_OPTIONS = {"codec", "mode", "columnNameOfCorruptRecord", *(name for names in OPTIONS_OF_CODECS.values() for name in names)}
+ROW_OPTIONS = {
+    "codec",
+    "mode",
+    "columnNameOfCorruptRecord",
+    "rescued",
+    *(name for names in OPTIONS_OF_CODECS.values() for name in names),
+}
 
 
 class Options:

@@ -21,12 +21,14 @@ from qewqew_core.disk.opening import opening
 from qewqew_core.formats.chunk import MAX_CHUNK_SIZE, MIN_CHUNK_SIZE
 from qewqew_core.formats.zbus import LARGEST_BLOCK
 from qewqew_core.secrecy import excerpt
+from qewqew_core.tools import marker
 from qewqew_core.tools.listing import Kind
 from qewqew_core.tools.putting import IntoQueue, IntoTopic, into
 from qewqew_core.topic.topic_paths import is_topic
 
 LONGEST_NAME = 200  # bytes of one part of a queue's name: the core appends suffixes, and a file name has at most 255
 EVERY_HOST = "*"
+RETRY_DELAY = 300.0  # seconds: with five attempts, an outage of an hour makes no dead letters
 Checks = dict[str, Callable[[str, Any], Any]]
 
 
@@ -46,6 +48,7 @@ SETTINGS: Checks = {
     "min_free_bytes": lambda name, value: whole(name, value, 0),
     "log_bytes": lambda name, value: whole(name, value, 1, MOST_LOG_BYTES),
     "max_attempts": whole,
+    "retry_delay": lambda name, value: seconds(name, value).total_seconds(),
     "retention": seconds,
     "retention_bytes": lambda name, value: whole(name, value, 0),
     "group": _group,
@@ -86,6 +89,7 @@ def check_settings(where: str, each: str, given: Any, checks: Checks) -> dict[st
 
 EXTRA: Checks = {
     "hostname": _hostname,
+    "directory_id": marker.check_id,
     **SETTINGS,
     "topic": lambda name, value: check_settings(name, name, value, TOPIC_SETTINGS),
 }
@@ -94,13 +98,13 @@ EXTRA: Checks = {
 class QewQewHook(BaseHook):
     """Opens the queues and topics of one connection.
 
-    The connection's host is the absolute path of an existing directory on this machine. Its extra may hold hostname (the
-    worker that has this directory, or "*" if every worker has it), and the settings of `Queue`: chunk_size (bytes), sync
-    ("commit" or "never"), lock_timeout (seconds), max_records, max_bytes, min_free_bytes, log_bytes, max_attempts,
-    retention (seconds), retention_bytes, group. Topics use them too, except chunk_size, max_records and max_bytes. Their own
-    settings are in an object "topic": block_size (bytes), max_age (seconds), max_records, max_bytes, delete_committed
-    (true or false), slow_readers ("hold" or "move"). Names of queues and topics are relative to the directory and cannot
-    leave it.
+    The connection's host is the absolute path of a directory on this machine that `qewqew init` has marked. Its extra may hold
+    hostname (the worker that has this directory, or "*" if every worker has it), directory_id (the id in the marker), and the
+    settings of `Queue`: chunk_size (bytes), sync ("commit" or "never"), lock_timeout (seconds), max_records, max_bytes,
+    min_free_bytes, log_bytes, max_attempts, retry_delay (seconds, here 300 by default), retention (seconds), retention_bytes,
+    group. Topics use them too, except chunk_size, max_records and max_bytes. Their own settings are in an object "topic":
+    block_size (bytes), max_age (seconds), max_records, max_bytes, delete_committed (true or false), slow_readers ("hold" or
+    "move"). Names of queues and topics are relative to the directory and cannot leave it.
 
     :param qewqew_conn_id: the connection
     """
@@ -133,11 +137,11 @@ class QewQewHook(BaseHook):
         return connection
 
     def directory(self) -> str:
-        """The connection's directory, with links resolved. Raises `BadPath` unless it is a directory that can be read,
-        `Broken` if its file system does not answer, and `WrongHost` if it is on another host.
+        """The connection's directory, with links resolved. Raises `BadPath` unless it is a directory that can be read and has the
+        marker of `qewqew init`, `Broken` if its file system does not answer, and `WrongHost` if it is on another host.
 
-        It is never created. A missing directory is usually a missing mount, and a new queue beside the real one would split
-        the records.
+        It is never created. A missing directory, or one without the marker, is usually a missing mount, and a new queue beside
+        the real one would split the records.
         """
         host = self.connection.host
         if not host or not os.path.isabs(host) or "\0" in host:
@@ -148,6 +152,8 @@ class QewQewHook(BaseHook):
         self._check_host(host)
         directory = os.path.realpath(host)
         self._check_directory(directory)
+        with opening(directory, f"directory of connection {self.qewqew_conn_id!r}", "try again"):
+            marker.check(directory, self._extra().get("directory_id"))
         return directory
 
     def path(self, name: str) -> str:
@@ -214,7 +220,7 @@ class QewQewHook(BaseHook):
             here = "for this triggerer" if self._in_triggerer else "on this worker"
             missing = BadPath(
                 f"connection {self.qewqew_conn_id!r} needs this directory, but it does not exist {here}; "
-                f"mount it, or create it for the user of the workers: mkdir -p -m 700 {directory}",
+                f"mount it, or create it for the user of the workers: qewqew init {directory}",
                 path=directory,
             )
             missing.errno = errno.ENOENT
@@ -248,7 +254,7 @@ class QewQewHook(BaseHook):
         ``settings`` are arguments of `Queue` and override those of the connection. Raises `BadPath`, `BadArgument`, `Locked`
         (after lock_timeout seconds), and what `Queue` raises.
         """
-        return Queue(self._path_to_open(queue_name), **{**self.settings(), **settings})
+        return Queue(self._path_to_open(queue_name), **{"retry_delay": RETRY_DELAY, **self.settings(), **settings})
 
     def into(self, kind: Kind, name: str, **settings: Any) -> IntoQueue | IntoTopic:
         """Put records into a queue or topic while others use it. Only the commit waits for them: for a queue a minute, unless the
@@ -283,7 +289,7 @@ class QewQewHook(BaseHook):
         ``settings`` are arguments of `Topic` and override those of the connection. Raises `BadPath`, `BadArgument`, and what
         `Topic` raises.
         """
-        return Topic(self._path_to_open(topic), **{**self.topic_settings(), **settings})
+        return Topic(self._path_to_open(topic), **{"retry_delay": RETRY_DELAY, **self.topic_settings(), **settings})
 
     def inspect_reader(self, topic: str, reader: str) -> QueueStats:
         """How much waits for a reader of a topic, without a lock. All messages if it does not exist yet. Raises `BadPath`."""

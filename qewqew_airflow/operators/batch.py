@@ -38,9 +38,11 @@ def lease(
             raise fails_at_once(error, f"Trigger a new run for what is in {source} now; {advice}") from error
         if batch is not None and batch.state == "leased" and not by_an_earlier_try:
             metrics.count("leased", batch.records, connection=hook.qewqew_conn_id, **source.names())
+        due = min((other.due for other in opened.batches() if other.due is not None), default=None) if batch is None else None
     metrics.gauge(hook, source)
     if batch is None:
-        raise AirflowSkipException(f"{source} is empty: there is nothing to lease")
+        later = "" if due is None else f" before {due}, when a batch that failed is due again"
+        raise AirflowSkipException(f"{source} is empty: there is nothing to lease{later}")
     size = f"{batch.records:,} records, {batch.bytes:,} bytes"
     state = "acknowledged before, now processed again" if batch.state == "acked" else batch.state
     until = f" until {batch.expires}" if batch.expires else ""

@@ -217,6 +217,8 @@ class QewQewAckOperator(_EndLeaseOperator):
 class QewQewNackOperator(_EndLeaseOperator):
     """Returns a batch that `QewQewLeaseOperator` leased: the work on it failed, and the next lease, in any run, gets it first.
 
+    But not before it is due: the connection's ``retry_delay`` after the first failure, doubled each time.
+
     Runs if a task directly before it failed: its ``trigger_rule`` is "one_failed". Put it after all tasks that work on the
     batch, because it does not wait for those that still run. After ``max_attempts`` leases the batch becomes a dead letter
     instead. A batch that was returned before, or acknowledged (the task succeeded once and was cleared), stays as it is. It
@@ -244,6 +246,6 @@ class QewQewNackOperator(_EndLeaseOperator):
             self.log.info("Batch %s is already %s and stays so", batch.id, batch.state)
             return False
         batch.nack(masked(self.reason))
-        end = "now a dead letter" if batch.state == "dead" else "returned, the next lease gets it first"
+        end = "now a dead letter" if batch.state == "dead" else f"returned, the next lease from {batch.due} on gets it first"
         self.log.info("Batch %s: %s (%s)", batch.id, end, batch.reason)
         return True

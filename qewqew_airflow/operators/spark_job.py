@@ -18,7 +18,7 @@ from qewqew_core.secrecy import hide
 from qewqew_spark.jobs.output import Output, check_arguments
 
 # Parameters here that are arguments of the ready-made job, besides its outputs.
-JOB_ARGUMENTS = "codec", "schema", "read_options", "quarantine", "max_bad_records", "schema_evolution"
+JOB_ARGUMENTS = "codec", "schema", "read_options", "quarantine", "max_bad_records", "schema_evolution", "rescued"
 
 
 def ready_made_job() -> str:

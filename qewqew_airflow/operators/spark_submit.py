@@ -73,7 +73,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     - success: the batch is acknowledged.
     - a failure with retries left: the lease stays, and the next try works on the same batch.
     - the last failure (no retries left, `AirflowFailException`, or by a retry policy): the batch is returned with the
-      reason, and the next lease, in any run, gets it first. After max_attempts it goes to the dead letters.
+      reason, and the next lease, in any run, gets it first once it is due. After max_attempts it goes to the dead letters.
     - killed, or marked by a user: the lease stays, and the next try or the cleared task works on the same batch. Spark's
       driver on this worker dies with the task, and the task with its supervisor. If an earlier try still works on the
       batch, the next one waits for its end.
@@ -122,7 +122,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     :param quarantine: path for records that do not decode (templated); default: the path of the first output with
         ``-quarantine`` appended
     :param max_bad_records: the job fails when more records do not decode
-    :param schema_evolution: when a batch has other columns than the table: "merge" (default), "fail" or "ignore"
+    :param schema_evolution: when a batch has other columns than the table: "merge" (default), "fail", "ignore" or "rescue"
+    :param rescued: name of a column for what the schema does not name, as JSON (templated); by default it is only counted
     :param application: your own job instead of the ready-made one (templated). Its ``application_args`` must hold
         ``{manifest}`` (path or URL of the batch's manifest), and may hold ``{batch_id}`` and ``{result}`` (a file on this
         worker into which it may write a JSON object for the XCom). By default the manifest is its only argument
@@ -164,6 +165,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         quarantine: str | None = None,
         max_bad_records: int | str | None = None,
         schema_evolution: str | None = None,
+        rescued: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -186,6 +188,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         self.quarantine = quarantine
         self.max_bad_records: Any = max_bad_records
         self.schema_evolution = schema_evolution
+        self.rescued = rescued
         self._killed = False
         self._tell_ui: Callable[[str], None] | None = None
         self._last_lines: deque[str] = deque(maxlen=100)  # of spark-submit's output
@@ -440,7 +443,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
                     if batch.key == key and batch.state == "leased":
                         batch.nack(reason=masked(f"{type(error).__name__}: {error}".splitlines()[0])[:500])
                         metrics.ended(batch, connection=hook.qewqew_conn_id, **source.names())
-                        self.log.info("Last try failed: batch %s was returned, the next lease of %s gets it", batch.id, source)
+                        what = "is a dead letter now" if batch.state == "dead" else f"was returned, and is due at {batch.due}"
+                        self.log.info("Last try failed: batch %s of %s %s", batch.id, source, what)
         except Exception as failure:  # this must not hide why the task failed
             self.log.warning("The batch under %s could not be returned (%s): clear this task to process it", key, failure)
 

@@ -338,12 +338,12 @@ async def records(connection: ConnectionDep, asked: Annotated[Peek, Query()]) ->
 
 
 class Act(Place):
-    """A dead or leased batch as the user saw it. If it has changed since, nothing is done."""
+    """A dead, leased or returned batch as the user saw it. If it has changed since, nothing is done."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     batch: str
-    state: Literal["dead", "leased"] = "dead"
+    state: Literal["dead", "leased", "returned"] = "dead"
     attempt: int
     made: int
 
@@ -367,17 +367,22 @@ async def _asked(request: Request) -> Act:
         ) from None
 
 
-ACTIONS: dict[str, Callable[[Batch], None]] = {"return": Batch.return_to_queue, "put-back": Batch.put_back, "drop": Batch.drop}
+ACTIONS: dict[str, Callable[[Batch], None]] = {
+    "return": Batch.return_to_queue,
+    "put-back": Batch.put_back,
+    "drop": Batch.drop,
+    "retry": Batch.retry,
+}
 
 
 @app.post("/connections/{connection_id}/{action}", dependencies=[Depends(requires_access_connection("PUT"))])
 async def act(
     connection: ConnectionDep,
-    action: Literal["return", "put-back", "drop"],
+    action: Literal["return", "put-back", "drop", "retry"],
     asked: Annotated[Act, Depends(_asked)],
     user: GetUserDep,
 ) -> dict[str, Any]:
-    """Return, put back or drop a dead batch, as `Batch` does. Or return a leased batch whose owner is gone.
+    """Return, put back or drop a dead batch, as `Batch` does; retry a returned one; or return a leased one whose owner is gone.
 
     Waits `LOCK_TIMEOUT` seconds for the queue's lock.
     """
@@ -402,12 +407,18 @@ def _act(connection: Connection, action: str, asked: Act, user: Any) -> dict[str
                 raise BadArgument(f"{action}: a leased batch can only be returned, as an attempt may have written some of it")
             check_abandoned(found)
             stack.enter_context(alone(directory, found.id))
+        elif (asked.state == "returned") != (action == "retry"):
+            raise BadArgument(f"{action}: a returned batch can be retried now, a dead one returned, put back or dropped")
         opened = stack.enter_context(source.open(hook, lock_timeout=LOCK_TIMEOUT))
+        if action == "retry":
+            opened.return_expired()  # the page shows leases whose time is over as returned
         batch = opened.batch(asked.batch)
         if (batch.state, batch.attempt, batch.made, batch.key) != (asked.state, asked.attempt, asked.made, found.keys[-1]):
             raise BatchConflict(f"batch {batch.id} has changed since you looked: it is {batch.state}, attempt {batch.attempt}")
         if asked.state == "leased":
             batch.nack(f"{user.get_name()} returned it on the page: its owner was gone")
+            if batch.state == "returned":
+                batch.retry()
         else:
             ACTIONS[action](batch)
     _recent.forget()  # other connections may have the same directory

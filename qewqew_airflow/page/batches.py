@@ -75,7 +75,7 @@ def _past_row(files: Files, directory: str) -> dict[str, Any] | None:
         return None
     names = {"id": body.id, "state": "gone", "key": body.key, "task": task_of(body.key)}
     numbers = {"records": body.records, "bytes": body.bytes, "attempt": body.attempt, "made": None}
-    return {**names, **numbers, "leased": body.created, "since": None, "expires": None, "reason": "", "owner": None}
+    return {**names, **numbers, "leased": body.created, "since": None, "expires": None, "due": None, "reason": "", "owner": None}
 
 
 def results_of(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

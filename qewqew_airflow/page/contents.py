@@ -220,6 +220,7 @@ def batch_row(kind: str, batch: BatchState, clock: Clock) -> dict[str, Any]:
         "leased": iso(arguments.moment(batch.created)),  # for the first time
         "since": iso(arguments.moment(clock.shown(batch.changed, batch.since))),
         "expires": iso(arguments.moment(clock.wall_at(batch.expires))) if batch.expires is not None else None,
+        "due": iso(arguments.moment(clock.wall_at(batch.due or 0))) if batch.is_delayed(clock.elapsed) else None,
         "reason": visible(batch.reason, besides="\n\t"),
         "owner": None,  # of a leased batch, see `owners`
     }

@@ -32,7 +32,7 @@ class QewQewSensor(BaseSensorOperator):
     A queue (or a reader) is ready when it reaches any of the thresholds: ``min_records`` records, ``min_bytes`` bytes, or
     an oldest record older than ``max_age`` (a record of unknown age, from a Java program, counts as older). Without a
     threshold, one record is enough. A batch that was returned (its task failed), or whose lease has ended (its task was
-    killed), always makes it ready.
+    killed), always makes it ready once it is due (``retry_delay`` of the connection).
 
     A sensor that was ready once in a DAG run is ready at once when it is cleared (from Airflow 3.3), because the run has
     its batch already, whatever is in the queue now.
@@ -158,12 +158,13 @@ class QewQewSensor(BaseSensorOperator):
         metrics.gauge(hook, source, stats)
         reason = thresholds.reason(stats)
         self.log.info(
-            "In %s: %s records, %s bytes, oldest %s, %d batches returned, %d leased: %s",
+            "In %s: %s records, %s bytes, oldest %s, %d batches returned (%d of them not due yet), %d leased: %s",
             source,
             f"{stats.records:,}",
             f"{stats.bytes:,}",
             stats.oldest or "-",
             stats.returned,
+            stats.delayed,
             stats.leased,
             f"ready, {reason}" if reason else "not ready",
         )

@@ -21,7 +21,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Reaching any of those given is enough. Without any, one record is enough. A returned batch always is."""
+    """Reaching any of those given is enough. Without any, one record is enough. A returned batch that is due always is."""
 
     min_records: int | None = None
     min_bytes: int | None = None
@@ -50,7 +50,7 @@ class Thresholds:
 
     def reason(self, stats: QueueStats) -> str | None:
         """Which condition is met, as text. None if no condition is."""
-        if stats.returned:
+        if stats.returned > stats.delayed:
             return RETURNED
         if not stats.records:
             return None
@@ -65,10 +65,11 @@ class Thresholds:
         return None
 
     def seconds_left(self, stats: QueueStats) -> float | None:
-        """Seconds until the oldest record is old enough. None if age alone will never be enough."""
-        if self.max_age is None or not stats.records or stats.oldest is None:
-            return None
-        return max(0.0, (self.max_age - (datetime.now(UTC) - stats.oldest)).total_seconds())
+        """Seconds until the oldest record is old enough, or a returned batch is due. None if time alone will never be enough."""
+        moments: list[datetime] = [] if stats.next_due is None else [stats.next_due]
+        if self.max_age is not None and stats.records and stats.oldest is not None:
+            moments.append(stats.oldest + self.max_age)
+        return max(0.0, (min(moments) - datetime.now(UTC)).total_seconds()) if moments else None
 
 
 def announcement(source: Source, stats: QueueStats, reason: str) -> dict[str, Any]:

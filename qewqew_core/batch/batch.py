@@ -33,6 +33,8 @@ class Endings(Protocol):
 
     def revive(self, batch: Batch) -> None: ...
 
+    def retry(self, batch: Batch) -> None: ...
+
     def put_back(self, batch: Batch) -> None: ...
 
     def drop(self, batch: Batch) -> None: ...
@@ -70,6 +72,8 @@ class Batch(NotCopied):
         self.created = arguments.moment(state.created)
         expires = state.expires  # when anyone may return the batch
         self.expires = None if expires is None else arguments.moment(clock.wall_at(expires))
+        # When the next lease may take it, if it is returned: later after each failure, see ``retry_delay`` of a `Queue`.
+        self.due = arguments.moment(clock.wall_at(state.due)) if state.state == "returned" and state.due is not None else None
         self.manifest_path = os.path.join(directory, manifest.MANIFEST)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -155,7 +159,7 @@ class Batch(NotCopied):
         self._leases.end(self, "acked", "")
 
     def nack(self, reason: str = "") -> None:
-        """The work failed: the batch waits, whole, and the next lease gets it first, with one more attempt.
+        """The work failed: the batch waits, whole, and once it is ``due`` the next lease gets it first, with one more attempt.
 
         After ``max_attempts`` (of the queue or reader) it goes to the dead letters instead. Raises as `ack`.
         """
@@ -176,6 +180,10 @@ class Batch(NotCopied):
     def return_to_queue(self) -> None:
         """Return a dead batch, whole: the next lease gets it first. Raises `BatchConflict` if it is not dead."""
         self._leases.revive(self)
+
+    def retry(self) -> None:
+        """Make a returned batch due now: the next lease gets it first. Raises `BatchConflict` if it is not returned."""
+        self._leases.retry(self)
 
     def put_back(self) -> None:
         """Put the records back to the front of the queue or reader, in their order. The batch is gone after that.

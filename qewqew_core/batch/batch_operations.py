@@ -16,6 +16,7 @@ class LeaseAgain(NamedTuple):
     key: str
     attempt: int
     lease_timeout: int | None  # milliseconds
+    retry_delay: int = 0  # milliseconds
 
 
 class Extend(NamedTuple):
@@ -85,6 +86,7 @@ BATCH_CHECKS: dict[str, Callable[[Any], Any]] = {
     "state": _of(lambda value: value in STATES),
     "attempt": _of(lambda value: type(value) is int),
     "on_disk": _of(lambda value: type(value) is int),
+    "retry_delay": _of(lambda value: type(value) is int),
     "lease_timeout": _of(lambda value: type(value) in (int, type(None))),
     "keep_manifest": _of(lambda value: type(value) is bool),
 }

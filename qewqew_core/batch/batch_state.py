@@ -30,6 +30,7 @@ class BatchState:
     lease_timeout: int | None = None  # milliseconds after which anyone may return the batch; None: never
     since: int = 0  # when it was changed, in elapsed time: see `Clock`
     extended: int = 0  # when its owner leased or extended it, in elapsed time
+    retry_delay: int = 0  # milliseconds that the batch, once it is returned, waits for another lease
     chunks: list[Chunk] = field(default_factory=list)  # of a queue's batch; empty once acknowledged: then the manifest has them
 
     @property
@@ -40,13 +41,32 @@ class BatchState:
     def expired(self, now: int) -> bool:
         return self.expires is not None and self.expires <= now
 
+    @property
+    def due(self) -> int | None:
+        """From when on any lease may take it, in elapsed time; None: not until somebody ends it."""
+        ended = self.since if self.state == "returned" else self.expires
+        return None if ended is None else ended + self.retry_delay
+
+    def is_delayed(self, now: int) -> bool:
+        """Whether it waits for its time: it is returned, or its lease has ended, and no lease may take it yet."""
+        return self.due is not None and now < self.due and (self.state == "returned" or self.expired(now))
+
 
 BATCH_ID = re.compile("[A-Za-z0-9_-]+-[0-9a-f]{16}")  # see `places.numbered_id`
 
 
 def checked(batch: BatchState) -> BatchState:
     """Check a batch from a log; raises ValueError for one that QewQew cannot have written. Its id names a directory."""
-    numbers = batch.attempt, batch.records, batch.bytes, batch.created, batch.changed, batch.since, batch.extended
+    numbers = (
+        batch.attempt,
+        batch.records,
+        batch.bytes,
+        batch.created,
+        batch.changed,
+        batch.since,
+        batch.extended,
+        batch.retry_delay,
+    )
     if (
         type(batch.id) is not str
         or not BATCH_ID.fullmatch(batch.id)

@@ -56,17 +56,22 @@ class LeaseState:
         """Raises KeyError if there is no such batch."""
         elapsed = self.clock.at(time)
         match operation:
-            case LeaseAgain(batch_id, key, attempt, lease_timeout):
+            case LeaseAgain(batch_id, key, attempt, lease_timeout, retry_delay):
                 batch = self.batches[batch_id]
                 batch.keys = [other for other in batch.keys if other != key] + [key]
                 batch.state, batch.attempt, batch.changed, batch.reason = "leased", attempt, time, ""
-                batch.lease_timeout, batch.since, batch.extended = lease_timeout, elapsed, elapsed
+                batch.lease_timeout, batch.since, batch.extended, batch.retry_delay = lease_timeout, elapsed, elapsed, retry_delay
                 self.last_lease = time
             case Extend(batch_id, lease_timeout):
                 batch = self.batches[batch_id]
                 batch.lease_timeout, batch.extended = lease_timeout, elapsed
             case EndLease(batch_id, state, reason, on_disk):
                 batch = self.batches[batch_id]
+                due = batch.due if batch.state == "leased" and batch.expired(elapsed) else None
+                if due is not None:  # the delay has begun when the lease ended
+                    batch.retry_delay = max(0, due - elapsed)
+                elif batch.state != "leased":  # somebody wants it back: at once
+                    batch.retry_delay = 0
                 batch.state, batch.reason, batch.changed, batch.since = state, reason, time, elapsed
                 if state == "acked":
                     batch.chunks.clear()

@@ -11,132 +11,37 @@ import contextlib
 import logging
 import os
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
 
 from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.batch.batch import Batch
-from qewqew_core.batch.batch_operations import BatchOperation, EndLease, Extend, Forget, LeaseAgain
+from qewqew_core.batch.batch_operations import EndLease, Extend, Forget, LeaseAgain
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.lease_state import LeaseState
-from qewqew_core.batch.manifest import Manifest
-from qewqew_core.clock import STEP
-from qewqew_core.disk.engine import Engine
-from qewqew_core.disk.files import Files
+from qewqew_core.batch.source import Source
 from qewqew_core.disk.opening import refusing
 from qewqew_core.errors import BadArgument, BadManifest, BatchConflict, BatchExpired, BatchNotFound, Corrupt, DiskFull
 from qewqew_core.keys import key_hash
 from qewqew_core.secrecy import excerpt
 
-T = TypeVar("T")
 _logger = logging.getLogger(__name__)
-# What else can be done with a batch whose files are missing, by its state
-_WAYS_OUT = {
-    "leased": "; or end it with ack(): what is missing is lost then",
-    "dead": "; or drop() it: what is missing is lost then",
-}
-
-
-class Source(ABC):
-    """What batches are cut from. All calls are made with the engine's lock.
-
-    The batches are in ``stem``.batches/ID, dead letters in ``stem``.dead/ID. Their ids are made from ``name``, a path or a
-    name: see `places.batch_id`.
-    """
-
-    def __init__(self, files: Files, stem: str, name: str, engine: Engine[Any]) -> None:
-        self.files = files
-        self.stem = stem
-        self.name = name
-        self.engine = engine
-        self._last_made = 0  # when the newest batch was made
-
-    def new_batch(self, key: str) -> BatchState:
-        """A batch for the owner of ``key``, as yet without records."""
-        now = self.engine.now()
-        if now <= self._last_made < now + STEP:  # it tells batches of one key apart. (Later: the clock was set back since)
-            now = self._last_made + 1
-        self._last_made = now
-        return BatchState(
-            places.batch_id(self.name, key), [key], "leased", 1, 0, 0, now, now, since=self.engine.state.clock.at(now)
-        )
-
-    @abstractmethod
-    def cut(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> BatchState | None:
-        """Cut a batch off the front, durably, with its files; None if no records wait. Times in milliseconds."""
-
-    @abstractmethod
-    def put_back(self, batch: BatchState) -> None:
-        """Put the records of a batch back to the front. The batch is gone after that. Durable when it returns."""
-
-    @abstractmethod
-    def commit(self, operation: BatchOperation) -> int:
-        """Commit what happens to a batch. Durable when it returns, because the files follow; returns the position in the log."""
-
-    @abstractmethod
-    def manifest_of(self, batch: BatchState) -> Manifest:
-        """The manifest that a batch with this owner and attempt has in its directory. Raises `Corrupt` or `BadManifest` if files
-        of the batch are missing or damaged.
-        """
-
-    @property
-    @abstractmethod
-    def rescue(self) -> str:
-        """What brings back the records of a batch whose files somebody has removed, as far as that is possible."""
-
-    def files_missing(self, batch: Batch | BatchState, path: str) -> Corrupt:
-        """What to raise if somebody has removed files of a batch that nobody has ended. ``path``: of what is missing."""
-        return Corrupt(
-            f"the files of batch {batch.id} are missing, though nobody has ended it: somebody else removed them. Restore them, "
-            f"or {self.rescue}{_WAYS_OUT.get(batch.state, '')}",
-            path=path,
-        )
-
-    @abstractmethod
-    def occupied(self, records: int, size: int) -> int:
-        """Bytes that acknowledged records with ``size`` bytes of payload take, as ``retention_bytes`` counts them."""
-
-    @abstractmethod
-    def on_disk(self, batch: BatchState) -> int:
-        """Bytes of disk that the files of a batch take for themselves."""
-
-    # Room on the disk. A new name in a directory may need some.
-
-    def prepare(self, act: Callable[[], T]) -> T:
-        """Do what needs room before a commit. If it raises `DiskFull`, nothing has changed."""
-        with refusing(self.engine.path, self.engine.what):
-            return self.engine.with_room(act)
-
-    @abstractmethod
-    def keep_room(self, names: int, size: int = 0) -> None:
-        """Make sure that this many files can be moved after the next commit (``size``: the bytes of that, if they may be many).
-
-        Raises `DiskFull`; then nothing has changed.
-        """
-
-    @abstractmethod
-    def move(self, act: Callable[[], None]) -> None:
-        """Move files after a commit, also on a full disk."""
-
-    @abstractmethod
-    def make_room_elsewhere(self) -> bool:
-        """As `Leases.make_room`, of others that share a reserve with this one. Waits for nobody."""
+LONGEST_RETRY_DELAY = 3600.0  # seconds, unless the first one is longer
 
 
 class Leases:
     """The batches of a source. Callers have the engine's lock, except in calls that end or extend a `Batch`.
 
-    ``max_attempts``, ``retention``, ``retention_bytes``: see `Queue`. Raises `BadArgument`.
+    ``max_attempts``, ``retry_delay``, ``retention``, ``retention_bytes``: see `Queue`. Raises `BadArgument`.
     """
 
-    def __init__(self, source: Source, max_attempts: int, retention: timedelta, retention_bytes: int) -> None:
-        check_limits(max_attempts, retention, retention_bytes)
-        self.max_attempts, self.retention, self.retention_bytes = max_attempts, retention, retention_bytes
+    def __init__(self, source: Source, max_attempts: int, retry_delay: float, retention: timedelta, retention_bytes: int) -> None:
+        check_limits(max_attempts, retry_delay, retention, retention_bytes)
+        self.max_attempts, self.retry_delay = max_attempts, retry_delay
+        self.retention, self.retention_bytes = retention, retention_bytes
         self.engine = source.engine
         self._source = source
         self._files = source.files
@@ -194,14 +99,23 @@ class Leases:
         while True:
             state = self.of_key(key)
             if state is None:
-                state = next((batch for batch in self._state.batches.values() if batch.state == "returned"), None)
+                now = self.engine.clock().elapsed
+                returned = (batch for batch in self._state.batches.values() if batch.state == "returned")
+                state = next((batch for batch in returned if not batch.is_delayed(now)), None)
             if state is None:
-                return self._source.cut(key, most_records, most_bytes, lasts)
+                return self._source.cut(key, most_records, most_bytes, lasts, self._delay_after(1))
             if state.state != "returned" or self._lease_again(state, key, lasts):
                 break
         if state.state == "leased" and (lasts, state.lease_timeout) != (None, None):
             self._source.commit(Extend(state.id, lasts))
         return state
+
+    def _delay_after(self, attempt: int) -> int:
+        """How long a batch waits if this attempt fails, in milliseconds. The last one leaves nothing to wait for."""
+        if attempt >= self.max_attempts:
+            return 0
+        doubled = self.retry_delay * 2 ** min(attempt - 1, 64)
+        return int(1000 * min(doubled, max(self.retry_delay, LONGEST_RETRY_DELAY)))
 
     def _lease_again(self, state: BatchState, key: str, lease_timeout: int | None) -> bool:
         """Lease a returned batch. False: its files are missing or damaged, so it is a dead letter now, and the next one comes."""
@@ -216,7 +130,7 @@ class Leases:
             self._end(state, "dead", f"it could not be leased again: {error}")
             return False
         try:
-            self._source.commit(LeaseAgain(state.id, key, attempt, lease_timeout))
+            self._source.commit(LeaseAgain(state.id, key, attempt, lease_timeout, self._delay_after(attempt)))
         except DiskFull:
             places.discard_manifest(self._files, directory)
             raise
@@ -313,6 +227,13 @@ class Leases:
             self._source.move(partial(places.roll_forward_place, self._files, self._stem, state))
             self._show(batch, state)
 
+    def retry(self, batch: Batch) -> None:
+        with self.exclusive():
+            state = self._current(batch, "returned")
+            self._source.commit(EndLease(state.id, "returned", state.reason, 0))
+            self._show(batch, state)
+            self.engine.notify()
+
     def put_back(self, batch: Batch) -> None:
         with self.exclusive():
             self._source.put_back(self._current(batch, "leased", "returned", "dead"))
@@ -400,6 +321,11 @@ class HasBatches:
         return self._leases.max_attempts
 
     @property
+    def retry_delay(self) -> float:
+        """Seconds that a batch waits after its first failure until another key may lease it, see `Queue`."""
+        return self._leases.retry_delay
+
+    @property
     def retention(self) -> timedelta:
         """How long the records of acknowledged batches are kept, up to `retention_bytes` in total."""
         return self._leases.retention
@@ -418,8 +344,8 @@ class HasBatches:
         """Take a batch for the owner of ``key``; None if there is nothing to lease. Durable when it returns.
 
         The same key gives the same batch again, also after it was acknowledged: its ``state`` says so, and it may be processed
-        and acknowledged once more. Otherwise a returned batch comes first, whole, without regard to the limits (one whose files
-        are missing or damaged becomes a dead letter instead, which is logged). Otherwise a new one is cut off the front of what
+        and acknowledged once more. Otherwise a returned batch that is due comes first, whole, without regard to the limits (one
+        whose files are missing or damaged becomes a dead letter instead, which is logged). Otherwise a new one is cut off what
         waits: up to ``max_records`` records with up to ``max_bytes`` of payload in all, but at least one record. In a queue the
         cost depends on the number of chunk files and not of records (a chunk is copied if open sessions hold some of its
         records).
@@ -486,8 +412,9 @@ class HasBatches:
         return self._leases.present(self, state)
 
 
-def check_limits(max_attempts: int, retention: timedelta, retention_bytes: int) -> None:
+def check_limits(max_attempts: int, retry_delay: float, retention: timedelta, retention_bytes: int) -> None:
     arguments.check_whole("max_attempts", max_attempts, 1, 1 << 31)
+    arguments.check_timeout("retry_delay", retry_delay)
     arguments.check_whole("retention_bytes", retention_bytes, 0, sys.maxsize)
     if not isinstance(retention, timedelta) or retention < timedelta(0):
         raise BadArgument(f"retention must be a timedelta of zero or more, not {excerpt(retention, 60)}")

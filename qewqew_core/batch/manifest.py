@@ -24,7 +24,7 @@ from qewqew_core import arguments
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.store import Store, local_path, store_of
 from qewqew_core.disk.files import DISK
-from qewqew_core.disk.opening import refused
+from qewqew_core.disk.opening import opening, refused
 from qewqew_core.errors import BadArgument, BadManifest, Corrupt, StoreError
 from qewqew_core.formats import chunk, zbus
 from qewqew_core.formats.tags import Filter
@@ -154,7 +154,8 @@ def manifest_path(path: str | os.PathLike[str]) -> str:
     local = local_path(path)
     if local is None:
         return path if path.endswith(".json") else f"{path.rstrip('/')}/{MANIFEST}"
-    return os.path.join(local, MANIFEST) if DISK.is_directory(local, follow=True) else local
+    with opening(arguments.check_path_text("batch", local), "batch"):
+        return os.path.join(local, MANIFEST) if DISK.is_directory(local, follow=True) else local
 
 
 def load(path: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Manifest:

@@ -13,7 +13,7 @@ from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.disk.directories import Foreign
 from qewqew_core.disk.files import Files, write_new
-from qewqew_core.disk.opening import strange
+from qewqew_core.disk.opening import refused, strange
 from qewqew_core.errors import BadPath
 from qewqew_core.keys import key_hash
 
@@ -91,6 +91,8 @@ def names_in(files: Files, *homes: str, are_batches: bool = True) -> Iterator[tu
             found = sorted(files.kinds(home, directories=are_batches).items())
         except (FileNotFoundError, NotADirectoryError, Foreign):  # what is there instead has a name of its own
             continue
+        except PermissionError as error:
+            raise refused(error, home, "batch") or error from None
         for name, is_right in found:
             path = os.path.join(home, name)
             if files.may_be_foreign or not is_right:

@@ -29,6 +29,8 @@ class QueueStats:
     last_lease: pendulum.DateTime | None = None  # when a batch was leased last
     oldest_lease: pendulum.DateTime | None = None  # when the batch was leased that has been leased for longest
     clock_step: float = 0.0  # seconds by which the wall clock was set, when that was last noticed; < 0: back
+    delayed: int = 0  # of the returned ones: those that no lease may take yet, see ``retry_delay`` of a `Queue` …
+    next_due: pendulum.DateTime | None = None  # … and when the first of them is due
     missing: int = 0  # leased, returned and dead batches whose files somebody has removed
     # When the oldest record was put that nobody has acknowledged, in whatever state it is: waiting, leased, returned or dead.
     oldest_unacknowledged: pendulum.DateTime | None = None
@@ -52,11 +54,12 @@ def earliest(*times: int | None) -> pendulum.DateTime | None:
 
 def of_batches(states: Collection[LeaseState], run: bytes) -> dict[str, Any]:
     """What `QueueStats` says of the batches of a queue or a reader, or of several readers."""
-    found, leases, steps = Counter[str](), [], [0]
+    found, leases, steps, dues = Counter[str](), [], [0], []
     for state in states:
         found.update(counts(state, run))
         clock = state.clock.now(run)
         steps.append(clock.step)
+        dues += [clock.wall_at(batch.due or 0) for batch in state.batches.values() if batch.is_delayed(clock.elapsed)]
         leases += [
             clock.shown(batch.changed, batch.since)
             for batch in state.batches.values()
@@ -67,5 +70,7 @@ def of_batches(states: Collection[LeaseState], run: bytes) -> dict[str, Any]:
         **{state: found[state] for state in STATES},
         "last_lease": arguments.moment(last_lease) if last_lease else None,
         "oldest_lease": arguments.moment(min(leases)) if leases else None,
+        "delayed": len(dues),
+        "next_due": earliest(*dues),
         "clock_step": max(steps, key=abs) / 1000,
     }

@@ -20,10 +20,10 @@ from itertools import chain
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from qewqew_core import references, secrecy
+from qewqew_core import arguments, references, secrecy
 from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.files import DISK, Files, check_regular, files_of, read_whole
-from qewqew_core.disk.opening import refusing
+from qewqew_core.disk.opening import opening, refusing
 from qewqew_core.disk.reserve import FULL
 from qewqew_core.errors import BadArgument, BadPath, Broken, DiskFull, StoreError
 from qewqew_core.secrecy import excerpt
@@ -129,10 +129,11 @@ class Local(Store):
         return sorted(DISK.glob(self.locate(pattern)))
 
     def below(self) -> list[str]:
-        try:
-            kinds = DISK.kinds(self.path)
-        except (FileNotFoundError, NotADirectoryError):  # also of a directory that was removed since it was listed
-            return []
+        with opening(self.path, "batch"):
+            try:
+                kinds = DISK.kinds(self.path)
+            except (FileNotFoundError, NotADirectoryError):  # also of a directory that was removed since it was listed
+                return []
         found = [name for name, is_file in kinds.items() if is_file]
         for name in kinds.keys() - found:
             found += [f"{name}/{file}" for file in Local(self.locate(name)).below()]
@@ -233,6 +234,8 @@ class Local(Store):
 
 def _make_directories(path: str) -> None:
     if not DISK.is_directory(path, follow=True):
+        if DISK.exists(path):  # as a file, or a link that leads nowhere
+            raise NotADirectoryError(errno.ENOTDIR, "not a directory", path)
         _make_directories(os.path.dirname(path))
         with suppress(FileExistsError):
             DISK.make_directory(path)
@@ -441,7 +444,10 @@ def local_path(path: str) -> str | None:
             shown = host.rpartition("@")[2]
             raise BadArgument(f"{path!r} is on host {shown!r}; give an absolute path of this machine, such as file:///PATH")
     # Hadoop takes what follows file: literally, a proper URI escapes it.
-    return rest if DISK.exists(rest) else unquote(rest)
+    try:
+        return rest if DISK.exists(rest) else unquote(rest)
+    except (OSError, ValueError):  # who opens it is told
+        return rest
 
 
 def store_of(path: str, options: Mapping[str, Any] | None = None) -> Store:
@@ -457,7 +463,7 @@ def store_of(path: str, options: Mapping[str, Any] | None = None) -> Store:
     """
     local = local_path(path)
     if local is not None:
-        return Local(local)
+        return Local(arguments.check_path_text("batch", local) if local else local)
     if "?" in path or "#" in path:
         shown = secrecy.hide(path.partition("?")[0])
         raise BadArgument(f"{shown!r}: a URL with ? or # does not name a directory; pass options separately")

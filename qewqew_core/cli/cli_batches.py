@@ -28,8 +28,9 @@ from qewqew_core.cli.targets import (
     existing_queue,
     leasing,
 )
-from qewqew_core.cli.texts import counted, iso, short, sized
+from qewqew_core.cli.texts import age, counted, iso, short, sized
 from qewqew_core.errors import BatchConflict
+from qewqew_core.limits import now_ms
 from qewqew_core.references import refuse_in_clear
 from qewqew_core.tools.replaying import find
 from qewqew_core.tools.replaying import replay as replay_batch
@@ -113,12 +114,21 @@ def nack(
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Return leased batches: the work on them failed, and the next lease gets them first.
+    """Return leased batches: the work on them failed, and the next lease gets them first, once they are due.
 
     Do this only when nobody works on them any more; otherwise two jobs will.
     """
     with leasing(path, reader, lock_timeout, max_attempts=max_attempts) as queue:
         _end(queue, batch_ids, lambda batch: batch.nack(reason), as_json)
+
+
+@app.command(rich_help_panel="Batches")
+def retry(
+    path: Path, batch_ids: BatchIds, reader: ReaderName = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False
+) -> None:
+    """Make returned batches due now: the next lease gets them first."""
+    with leasing(path, reader, lock_timeout) as queue:
+        _end(queue, batch_ids, Batch.retry, as_json)
 
 
 @app.command(rich_help_panel="Batches")
@@ -162,7 +172,11 @@ def _option(text: str) -> tuple[str, str]:
 
 def _end(queue: HasBatches, batch_ids: list[str], act: Callable[[Batch], None], as_json: bool) -> None:
     found = [queue.batch(batch_id) for batch_id in dict.fromkeys(batch_ids)]  # all are there, or nothing is done
-    terminal.do_each(found, act, as_json, _batch_json, lambda batch: f"{batch.id} is {batch.state}")
+    terminal.do_each(found, act, as_json, _batch_json, lambda batch: f"{batch.id} is {batch.state}{_due(batch)}")
+
+
+def _due(batch: Batch) -> str:
+    return f", due in {age(batch.due)}" if batch.due and round(batch.due.timestamp() * 1000) > now_ms() else ""
 
 
 @dead_app.command("list")
@@ -233,10 +247,11 @@ def _print_batches(batches: list[Batch]) -> None:
 
 def _batch_json(batch: Batch) -> dict[str, Any]:
     plain = {name: getattr(batch, name) for name in ("id", "key", "state", "attempt", "records", "bytes", "reason")}
-    return plain | {"created": iso(batch.created), "expires": iso(batch.expires), "manifest": batch.manifest_path}
+    times = {name: iso(getattr(batch, name)) for name in ("created", "expires", "due")}
+    return plain | times | {"manifest": batch.manifest_path}
 
 
 def _batch_row(batch: Batch) -> list[str]:
     sizes = [f"{batch.attempt:,}", f"{batch.records:,}", sized(batch.bytes)]
     times = [short(batch.created), short(batch.expires) if batch.expires else ""]
-    return [batch.id, batch.key, batch.state, *sizes, *times, batch.reason]
+    return [batch.id, batch.key, batch.state + _due(batch), *sizes, *times, batch.reason]

@@ -15,14 +15,31 @@ from qewqew_core.cli import terminal
 from qewqew_core.cli.targets import AsTopic, Json, LockTimeout, Path, existing, group, to_fill
 from qewqew_core.cli.texts import counted
 from qewqew_core.disk.files import DISK
+from qewqew_core.disk.opening import opening
 from qewqew_core.errors import BadArgument
 from qewqew_core.formats.zbus import Message
-from qewqew_core.tools import diskqueue, exchange
+from qewqew_core.tools import diskqueue, exchange, marker
 from qewqew_core.tools.exchange import few
 from qewqew_core.tools.listing import Kind, names_in
 from qewqew_core.tools.putting import into
 
 app = typer.Typer()
+
+
+@app.command(rich_help_panel="Files")
+def init(
+    directory: Annotated[str, typer.Argument(metavar="DIRECTORY", help="A directory of queues; created if it is missing.")],
+    id: Annotated[str | None, typer.Option(metavar="ID", help="Its id; by default a random one.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Mark a directory of queues, once, so that Airflow knows it from an empty one where a mount is missing.
+
+    The marker is the file .qewqew-directory, with an id that a connection may name (directory_id). A directory keeps the id that
+    it has.
+    """
+    known, made = marker.init(directory, id, group())
+    told = "is marked now" if made else "was marked already"
+    terminal.answer(as_json, {"path": directory, "id": known, "created": made}, f"{directory} {told}, with the id {known}")
 
 
 @app.command(rich_help_panel="Files")
@@ -47,7 +64,8 @@ def export(
             exchange.write_json_lines(sys.stdout.buffer, rows, kind is Kind.TOPIC)
             sys.stdout.buffer.flush()
             return
-        count = _new_file(to, lambda file: exchange.write_json_lines(file, rows, kind is Kind.TOPIC))
+        with opening(to, "file", "try again"):
+            count = _new_file(to, lambda file: exchange.write_json_lines(file, rows, kind is Kind.TOPIC))
     found = {"path": path, "kind": kind, "records": count, "file": to}
     terminal.answer(as_json, found, f"{counted(count, 'record')} exported to {to}")
 
@@ -62,6 +80,13 @@ def _new_file(path: str, store: Callable[[IO[bytes]], int]) -> int:
     if os.path.lexists(path):
         raise BadArgument("the file exists already; remove it, or choose another name", path=path)
     part = f"{path}.{os.getpid()}.part"
+    try:
+        return _linked(part, path, store)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error  # the name that the user knows
+
+
+def _linked(part: str, path: str, store: Callable[[IO[bytes]], int]) -> int:
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             count = store(file)

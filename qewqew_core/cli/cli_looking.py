@@ -169,6 +169,8 @@ def stat_command(path: Path, as_json: Json = False) -> None:
     for name in ("oldest", "newest") if kind is Kind.TOPIC else ("oldest",):
         rows[name] = f"{found[name]} ({age(datetime.fromisoformat(found[name]))})" if found[name] else "none"
     rows |= {name: counted(found[name], "batch", "batches") for name in STATES}
+    if found["delayed"]:
+        rows["returned"] += f", {found['delayed']:,} not due yet: the first in {age(datetime.fromisoformat(found['next_due']))}"
     rows["on disk"] = f"{found['on_disk']:,} ({sized(found['on_disk'])})"
     rows["locked by"] = f"process {owner}" if owner else "no process that you can see"
     terminal.print_table([], [[name, text] for name, text in rows.items()])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 import tempfile
 import time
 from datetime import timedelta
@@ -14,6 +16,7 @@ import typer
 from qewqew_core.cli import terminal
 from qewqew_core.cli.targets import Json
 from qewqew_core.cli.texts import counted
+from qewqew_core.disk.opening import opening
 from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.tools.monitoring import Watched, age, exposition, file_systems, holdings, watch
 
@@ -167,7 +170,8 @@ def metrics(
         if output is None:
             terminal.write(text.encode())
         else:
-            _replace(output, text.encode())
+            with opening(output, "file", "try again"):
+                _replace(output, text.encode())
         if every is None:
             raise typer.Exit(1 if said else 0)
         try:
@@ -180,6 +184,8 @@ def _replace(path: str, data: bytes) -> None:
     """The collector reads it at any time, and is another user."""
     directory, name = os.path.split(path)
     try:
+        if os.path.lexists(path) and not stat.S_ISREG(kind := os.lstat(path).st_mode) and not stat.S_ISLNK(kind):
+            raise OSError(errno.EISDIR if stat.S_ISDIR(kind) else errno.ENOTDIR, "not a regular file", path)
         descriptor, temporary = tempfile.mkstemp(".tmp", f"{name}.", directory or ".")  # a name that nobody can have taken
         try:
             with open(descriptor, "wb") as file:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from qewqew_core import errors
 from qewqew_core.disk.files import DISK
+from qewqew_core.disk.opening import opening
 from qewqew_core.formats.zbus import Message
 from qewqew_core.secrecy import hide
 from qewqew_core.tools.exchange import few, json_line
@@ -47,6 +48,11 @@ BAR_BYTES = 4 << 20  # what is shorter needs no progress bar
 class Commands(typer.core.TyperGroup):
     """Turns errors that a user may meet into one message and an exit code. Others are bugs, and keep their traceback."""
 
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        if any("\0" in arg for arg in args):
+            ctx.fail("an argument has a NUL character, which no path and no name may have")
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
             return super().invoke(ctx)
@@ -61,11 +67,20 @@ class Commands(typer.core.TyperGroup):
             if isinstance(error, (errors.Corrupt, errors.BadManifest)) and "qewqew repair" not in str(error):
                 say("`qewqew verify` lists all damage, `qewqew repair` rescues what can be read")
             raise typer.Exit(exit_code(error)) from None
-        except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
-            say(hide(f"{type(error).__name__}: {where}{error.strerror or error}"))
+        except OSError as error:  # of a file that the user has named, or of standard output
+            named = of_file(error) if isinstance(error.filename, str) else None
+            say(hide(f"{type(named or error).__name__}: {named or error.strerror or error}"))
             drop_output()
-            raise typer.Exit(FAILED) from None
+            raise typer.Exit(FAILED if named is None else exit_code(named)) from None
+
+
+def of_file(error: OSError) -> errors.QewQewError:
+    """What is wrong with the file that an error of the system names, and what to do."""
+    try:
+        with opening(error.filename, "file", "try again"):
+            raise error
+    except errors.QewQewError as named:
+        return named
 
 
 def exit_code(error: Exception) -> int:

@@ -80,6 +80,8 @@ def refused(error: OSError, path: str, what: str, again: str = "try again") -> D
         refusal = BadPath(f"no permission to use the {what}: {error.strerror}. {_who_may(where)}", path=path)
     elif error.errno in _NOT_OURS and error.filename:
         refusal = _is_in_the_way(error, where, what)
+    elif error.errno == errno.ENAMETOOLONG:
+        refusal = BadPath(f"the {what} cannot be used: {error.strerror}. {_OF_THE_PATH[error.errno]}", path=where)
     else:
         return None
     refusal.errno = error.errno
@@ -94,9 +96,14 @@ def check_kinds(files: Files, names: Iterable[tuple[str, bool]], what: str) -> N
 
 def strange(files: Files, names: Iterable[tuple[str, bool]], what: str) -> Iterator[BadPath]:
     """For each of these paths at which that is so, what is there, and what to do."""
-    for path, is_directory in names:
+    found, path = iter(names), ""
+    while True:
         try:
             with opening(path, what):
+                try:
+                    path, is_directory = next(found)
+                except StopIteration:
+                    return
                 try:
                     files.check_kind(path, is_directory)
                 except Foreign:  # or somebody of the group makes it just now, and it is not the group's yet
@@ -172,7 +179,8 @@ def _named(error: OSError, path: str, what: str, again: str) -> QewQewError:
 
 
 def _is_in_the_way(error: OSError, where: str, what: str) -> BadPath:
-    return BadPath(f"{_in_the_way(where)} is in the way of a file of the {what} ({error.strerror}). {_MOVE_IT}", path=where)
+    of = "this file" if what == "file" else f"a file of the {what}"
+    return BadPath(f"{_in_the_way(where)} is in the way of {of} ({error.strerror}). {_MOVE_IT}", path=where)
 
 
 def _in_the_way(path: str) -> str:

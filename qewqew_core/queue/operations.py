@@ -73,6 +73,7 @@ class Lease(NamedTuple):
     bytes: int
     parts: list[tuple[int, Cut | None]]  # chunk, and what of it; None: all
     lease_timeout: int | None
+    retry_delay: int = 0
 
 
 class PutBack(NamedTuple):

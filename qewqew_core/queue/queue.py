@@ -72,6 +72,7 @@ class Queue(HasBatches, Closes):
     room or raises `Full`. ``min_free_bytes``: free space that puts leave on the file system; below it they raise `DiskFull`,
     but you can still take and lease. ``log_bytes``: when the log has grown by this much, or has doubled if that is more, a
     snapshot replaces it. ``max_attempts``: how often a batch may be leased before `Batch.nack` makes it a dead letter.
+    ``retry_delay``: seconds until a batch that failed may be leased under another key, doubled each time up to an hour.
     ``retention``, ``retention_bytes``: how long, and up to how many bytes in total, the records of acknowledged batches are
     kept. After that their keys raise `BatchExpired`, for thirty days or 65,536 keys. ``group``: the Unix group, by name or
     number, whose members share the queue; each of them names it. Else the queue is for this user alone.
@@ -94,6 +95,7 @@ class Queue(HasBatches, Closes):
         min_free_bytes: int = 0,
         log_bytes: int = 4 << 20,
         max_attempts: int = 5,
+        retry_delay: float = 0.0,
         retention: timedelta = timedelta(days=1),
         retention_bytes: int = 1 << 30,
         group: str | None = None,
@@ -116,7 +118,7 @@ class Queue(HasBatches, Closes):
         self._chain = Chain(self._files, self.path, self._engine, self.chunk_size, self.min_free_bytes)
         self._records = Records(self._engine, self._chain, self._holds, max_records, max_bytes)
         source = QueueBatches(self._engine, self._chain, self._holds)
-        self._leases = Leases(source, max_attempts, retention, retention_bytes)
+        self._leases = Leases(source, max_attempts, retry_delay, retention, retention_bytes)
         self.max_records, self.max_bytes, self.largest_record = max_records, max_bytes, self._records.largest
         self._released = False
         self._open(lock_timeout, clock.monotonic() + lock_timeout if _until is None else _until, _unless)

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from qewqew_core.batch import places
 from qewqew_core.batch.batch_state import BatchState
-from qewqew_core.batch.leases import Source
 from qewqew_core.batch.manifest import Manifest
+from qewqew_core.batch.source import Source
 from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.engine import Engine
 from qewqew_core.errors import Corrupt, DiskFull, QewQewError
@@ -87,20 +87,22 @@ class QueueBatches(Source):
 
     # Cutting
 
-    def cut(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> BatchState | None:
+    def cut(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None, retry_delay: int) -> BatchState | None:
         if self.engine.state.records <= self._holds.records:
             return None
         try:
-            lease, position = self._commit_batch(key, max_records, max_bytes, lease_timeout, sys.maxsize)
+            lease, position = self._commit_batch(key, max_records, max_bytes, lease_timeout, retry_delay, sys.maxsize)
         except DiskFull:  # whole chunks need no copy, and one of the first records takes little
-            lease, position = self._commit_batch(key, max_records, max_bytes, lease_timeout, LEAST_BYTES)
+            lease, position = self._commit_batch(key, max_records, max_bytes, lease_timeout, retry_delay, LEAST_BYTES)
         return self._move_chunks(lease, position)
 
     def _commit_batch(
-        self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None, most_copied: int
+        self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None, retry_delay: int, most_copied: int
     ) -> tuple[Lease, int]:
         """Prepare a batch and commit it; returns the operation and its position. Raises `DiskFull`: nothing has changed."""
-        lease, made = self.prepare(partial(self._prepare_batch, key, max_records, max_bytes, lease_timeout, most_copied))
+        lease, made = self.prepare(
+            partial(self._prepare_batch, key, max_records, max_bytes, lease_timeout, retry_delay, most_copied)
+        )
         try:
             self.keep_room(sum(cut is None for _, cut in lease.parts) + 1, len(logs.pack(lease)))
             return lease, self.commit(lease, made)
@@ -109,7 +111,7 @@ class QueueBatches(Source):
             raise
 
     def _prepare_batch(
-        self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None, most_copied: int
+        self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None, retry_delay: int, most_copied: int
     ) -> tuple[Lease, int]:
         """Make NAME.lease: the new batch without the chunks that it will take whole. Returns the operation that takes them, and
         its time. Nothing has changed yet.
@@ -127,7 +129,7 @@ class QueueBatches(Source):
             batch.bytes = sum(part.bytes for part in batch.chunks)
             places.write_manifest(self.files, making, batch_files.manifest_of(self.files, self.stem, batch, segment_paths))
             self._chain.sync_names()
-            return Lease(batch.id, key, batch.records, batch.bytes, parts, lease_timeout), batch.created
+            return Lease(batch.id, key, batch.records, batch.bytes, parts, lease_timeout, retry_delay), batch.created
         except (OSError, Corrupt) as error:
             places.remove_ours(self.files, making)
             if isinstance(error, QewQewError):

@@ -100,9 +100,10 @@ class State(LeaseState):
                 self.idempotency_keys[key] = (self.clock.at(time), records)
             case Served(requests):
                 self.served.update(requests)
-            case Lease(batch_id, key, records, size, parts, lease_timeout):
+            case Lease(batch_id, key, records, size, parts, lease_timeout, retry_delay):
                 elapsed = self.clock.at(time)
                 batch = BatchState(batch_id, [key], "leased", 1, records, size, time, time, "", lease_timeout, elapsed, elapsed)
+                batch.retry_delay = retry_delay
                 self.lease(batch, parts)
             case PutBack(batch_id, chunks):
                 self.put_back(batch_id, chunks)

@@ -46,7 +46,7 @@ _REFUSED = {
     "log_bytes": "it has no log",
     "group": "its rights are those of the store",
     **dict.fromkeys(("max_records", "max_bytes"), "nobody counts there what many tasks store at once"),
-    **dict.fromkeys(("max_attempts", "retention", "retention_bytes"), _LEASES),
+    **dict.fromkeys(("max_attempts", "retry_delay", "retention", "retention_bytes"), _LEASES),
 }
 
 

@@ -4,13 +4,14 @@ belongs to somebody else. Every look, `verify` and `repair` name the same.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
 from itertools import chain
 
 from qewqew_core.batch import places
-from qewqew_core.disk.files import Files
+from qewqew_core.disk.files import DISK, Files
 from qewqew_core.disk.opening import strange
 from qewqew_core.errors import BadPath
 from qewqew_core.formats import chunk
@@ -21,11 +22,13 @@ _listed: dict[str, tuple[float, dict[str, dict[str, bool]]]] = {}  # by director
 
 
 def strangers(files: Files, path: str, closely: bool = True) -> Iterator[BadPath]:
-    """Those at the queue with this path. Not ``closely``: without looking into the directories of batches: many that have ended
-    may be kept.
+    """Those at the queue with this path. Not ``closely``: only those at names that each queue has. Then the time does not
+    depend on the number of batches that are kept, or of other queues; and what is in nobody's way stops nobody.
     """
+    if not closely:
+        return strange(files, paths.names_of(path), "queue")
     flat = places.names_in(files, *(path + suffix for suffix in (paths.LEASE, paths.SPILL, paths.STAGED)), are_batches=False)
-    batches = places.names_in(files, path + places.BATCHES, path + places.DEAD) if closely else ()
+    batches = places.names_in(files, path + places.BATCHES, path + places.DEAD)
     return strange(files, chain(paths.names_of(path), _chunks(files, path), flat, batches), "queue")
 
 
@@ -45,9 +48,10 @@ def _chunks(files: Files, path: str) -> Iterator[tuple[str, bool]]:
 
 def _is_topic(files: Files, path: str) -> bool:
     """Whether a topic has the name of a chunk file, which it may."""
-    return files.is_directory(path) and any(
-        files.exists(os.path.join(path, name)) for name in (os.path.basename(path) + ".idx", "data")
-    )
+    with contextlib.suppress(OSError):  # somebody else's, who lets nobody look
+        if files.is_directory(path):
+            return any(DISK.exists(os.path.join(path, name)) for name in (os.path.basename(path) + ".idx", "data"))
+    return False
 
 
 def _chunks_in(files: Files, home: str) -> dict[str, dict[str, bool]]:

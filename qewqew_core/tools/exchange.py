@@ -29,6 +29,7 @@ from qewqew_core.topic.view import SCAN, View
 GROUP_RECORDS, GROUP_BYTES = 1000, 1 << 20  # that are held in memory, or taken in one commit
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
+_LONG = 1 << 20  # bytes of a line
 _MESSAGE = ("tag", "id", "timestamp", "corr_offset")  # what of a message is imported beside its body
 _GIVEN = ("number", "offset", "attempt")  # what the topic assigns again
 
@@ -130,7 +131,7 @@ def read_json_lines(file: IO[bytes], path: str, progress: Progress) -> Iterator[
     """Raises `BadArgument` with the line number."""
     total = 0 if path == "-" else os.fstat(file.fileno()).st_size
     done = 0
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(_lines(file), 1):
         try:
             yield _of_json(line)
         except (ValueError, RecursionError) as error:
@@ -138,6 +139,14 @@ def read_json_lines(file: IO[bytes], path: str, progress: Progress) -> Iterator[
         done += len(line)
         if number % 1000 == 0:
             progress(done, total)
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a file. One that is long and does not begin as a JSON object is cut: it may have no end."""
+    while line := file.readline(_LONG):
+        if not line.endswith(b"\n") and line.lstrip().startswith(b"{"):
+            line += file.readline()
+        yield line
 
 
 def _of_json(line: bytes) -> Message:

@@ -149,6 +149,7 @@ _GAUGES: dict[str, tuple[str, Callable[[QueueStats], float]]] = {
     "leased": ("Batches that are leased.", lambda stats: stats.leased),
     "oldest_lease_age_seconds": ("How long the oldest lease has lasted.", lambda stats: _seconds(stats.oldest_lease)),
     "returned": ("Batches that wait for another lease.", lambda stats: stats.returned),
+    "delayed": ("Batches of these that no lease may take yet.", lambda stats: stats.delayed),
     "dead": ("Batches in the dead letters.", lambda stats: stats.dead),
     "missing": ("Batches whose files somebody has removed.", lambda stats: stats.missing),
     "on_disk_bytes": ("Bytes of disk.", lambda stats: stats.on_disk),

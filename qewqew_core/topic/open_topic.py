@@ -20,6 +20,7 @@ class OpenTopic(Protocol):
     sync: str
     lock_timeout: float
     max_attempts: int
+    retry_delay: float
     retention: timedelta
     retention_bytes: int
 

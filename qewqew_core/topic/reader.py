@@ -92,7 +92,7 @@ class Reader(HasBatches, HasHeader, Closes):
         self.participant = Participant(self._shared, self._consumer, self._deliveries)
         room = partial(_make_room_elsewhere, topic, name)  # not of this object, which would then refer to itself
         source = ReaderBatches(topic, name, self._shared, self._consumer, self._deliveries, self._view, room)
-        self._leases = Leases(source, topic.max_attempts, topic.retention, topic.retention_bytes)
+        self._leases = Leases(source, topic.max_attempts, topic.retry_delay, topic.retention, topic.retention_bytes)
         self._released = False
         try:
             with opening(self.path, "reader"):

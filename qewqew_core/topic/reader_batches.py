@@ -13,8 +13,8 @@ from functools import partial
 from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_operations import BatchOperation
 from qewqew_core.batch.batch_state import BatchState
-from qewqew_core.batch.leases import Source
 from qewqew_core.batch.manifest import Manifest, Segment
+from qewqew_core.batch.source import Source
 from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.engine import Engine
 from qewqew_core.disk.looking import replay_live
@@ -103,14 +103,14 @@ class ReaderBatches(Source):
 
     # Cutting
 
-    def cut(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> BatchState | None:
+    def cut(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None, retry_delay: int) -> BatchState | None:
         start = self._deliveries.drop_lost().start
         try:
             segments, ranges, offsets, pending = self._cut(max_records, max_bytes)
         except Corrupt:
             if self._view.blocks().start == start:  # else blocks were removed meanwhile
                 raise
-            return self.cut(key, max_records, max_bytes, lease_timeout)
+            return self.cut(key, max_records, max_bytes, lease_timeout, retry_delay)
         if not segments:
             if pending != self.engine.state.pending:
                 self._shared.commit(Commit([], pending))
@@ -118,7 +118,7 @@ class ReaderBatches(Source):
         batch = self.new_batch(key)
         batch.records = sum(segment.records for segment, _ in segments)
         batch.bytes = sum(size for _, size in segments)
-        batch.lease_timeout, batch.extended = lease_timeout, batch.since
+        batch.lease_timeout, batch.extended, batch.retry_delay = lease_timeout, batch.since, retry_delay
         directory = places.directory_of(self.stem, batch)
         try:
             self.engine.with_room(partial(self._make, directory, batch, [segment for segment, _ in segments]))
@@ -128,7 +128,7 @@ class ReaderBatches(Source):
             if isinstance(error, QewQewError):
                 raise
             if isinstance(error, FileNotFoundError) and self._view.blocks().start != start:
-                return self.cut(key, max_records, max_bytes, lease_timeout)
+                return self.cut(key, max_records, max_bytes, lease_timeout, retry_delay)
             raise self.engine.refused(error) or self.engine.poison(error) from error
         self._shared.durable(position, always=True)
         self._consumer.refresh(self.engine.state)

@@ -71,8 +71,7 @@ class Topic(HasHeader, Closes):
     block is full, on `close` and by `trim`. ``delete_committed``: blocks that every reader (at least one) has committed are
     removed too. ``slow_readers``: with "hold" (default), blocks that a reader has not committed stay; with "move" the reader is
     moved on and counts what it lost. The last block, and blocks of leased or returned batches, are never removed.
-
-    ``max_attempts``, ``retention``, ``retention_bytes`` for batches of readers, and ``group``: as of a `Queue`.
+    ``max_attempts``, ``retry_delay``, ``retention``, ``retention_bytes`` for batches of readers, and ``group``: as of a `Queue`.
 
     Raises `BadPath`, `BadArgument`, `Locked`, `Corrupt`, `DiskFull`, and `Broken` if the disk fails. After `Broken` the object
     refuses all calls that append.
@@ -96,6 +95,7 @@ class Topic(HasHeader, Closes):
         delete_committed: bool = False,
         slow_readers: Literal["hold", "move"] = "hold",
         max_attempts: int = 5,
+        retry_delay: float = 0.0,
         retention: timedelta = timedelta(days=1),
         retention_bytes: int = 1 << 30,
         group: str | None = None,
@@ -111,11 +111,11 @@ class Topic(HasHeader, Closes):
         if max_age is not None and (not isinstance(max_age, timedelta) or max_age <= timedelta(0)):
             raise BadArgument(f"max_age must be a timedelta above 0, or None, not {excerpt(max_age, 60)}")
         self.max_age, self.max_bytes = max_age, arguments.check_bound("max_bytes", max_bytes)
-        self.max_records = arguments.check_bound("max_records", max_records)
-        self.delete_committed = delete_committed
+        self.max_records, self.delete_committed = arguments.check_bound("max_records", max_records), delete_committed
         self.slow_readers = arguments.check_choice("slow_readers", slow_readers, ("hold", "move"))
-        leases.check_limits(max_attempts, retention, retention_bytes)
-        self.max_attempts, self.retention, self.retention_bytes = max_attempts, retention, retention_bytes
+        leases.check_limits(max_attempts, retry_delay, retention, retention_bytes)
+        self.max_attempts, self.retry_delay, self.retention = max_attempts, retry_delay, retention
+        self.retention_bytes = retention_bytes
         members = None if group is None else arguments.check_group(group)
         self.path = topic_paths.check_topic_path(path)
         self.name = os.path.basename(self.path)

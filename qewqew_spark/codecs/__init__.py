@@ -27,10 +27,16 @@ class Decoded:
     columns: list[pa.Array]  # the fields, in the order of the schema
     records: npt.NDArray[np.int64]  # of each row the number of its record
     reasons: dict[int, str] = field(default_factory=dict)  # of rows of corrupt records: why they are
+    # Of rows of other records: what the fields do not name, as JSON by its place. Empty unless `decode` is asked for it.
+    unnamed: dict[int, dict[str, str]] = field(default_factory=dict)
+    unseen: int = 0  # rows that have some, too, and were not looked at
 
 
 class Codec(Protocol):
     """Made of the fields to decode and the options, it raises `BadArgument`."""
 
-    def decode(self, values: pa.Array) -> Decoded:
-        """The rows of records, a binary array without nulls."""
+    def decode(self, values: pa.Array, unnamed: int | None = None) -> Decoded:
+        """The rows of records, a binary array without nulls.
+
+        ``unnamed``: look for what the fields do not name, in this many records at least of those that have some; None: in none.
+        """

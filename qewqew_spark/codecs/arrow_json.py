@@ -15,6 +15,8 @@ import pyarrow.json as pj
 
 from qewqew_spark.codecs.moments import Mask, dates, timestamps
 
+Counts = npt.NDArray[np.int64]
+
 FEW = 64  # records that are not worth another call of Arrow's reader
 STOPS = 8  # of Arrow's reader, at the first records, before these are left alone
 TRIES = 4  # times as many records as there are go into calls that fail
@@ -27,22 +29,30 @@ MAX_DEPTH, MAX_DIGITS, MAX_NAME = 1000, 1000, 50_000  # limits of Jackson, Spark
 class Runs:
     """What Arrow has read of some records, and which are left over."""
 
-    def __init__(self, values: pa.Array, odd: Mask, reader: ArrowReader | None) -> None:
+    def __init__(self, values: pa.Array, odd: Mask, reader: ArrowReader | None, unnamed: bool = False) -> None:
+        self.beyond: list[int] = []  # if ``unnamed``: the records that have values without a field
+        self.unsure: list[int] = []  # or that may have some
         self.pieces: list[list[pa.Array]] = []  # columns
         self.numbers: list[npt.NDArray[np.int64]] = []  # of the records in each piece
         left = np.ones(len(values), bool)
+        counted = names_in(values) if unnamed and reader is not None else None
+        unsure = left if counted is None or reader is None else reader.unsure(values)
         runs = [] if reader is None else [np.flatnonzero(~(odd | reader.unfit(values)))]
         patience = (1 + TRIES) * len(values)
         while runs and reader is not None:
             records = runs.pop()
             if not records.size or patience <= 0:
                 continue
-            found = reader.read(values if records.size == len(values) else values.take(pa.array(records)))
+            found = reader.read(values if records.size == len(values) else values.take(pa.array(records)), counted is not None)
             if found is not None:
-                columns, certain = found
+                columns, certain, named = found
                 self.pieces.append(columns)
                 self.numbers.append(records[certain])
                 left[records[certain]] = False
+                if counted is not None and named is not None:
+                    numbers = records[certain]
+                    self.beyond += numbers[(counted[numbers] > named) & ~unsure[numbers]].tolist()
+                    self.unsure += numbers[unsure[numbers]].tolist()
             elif records.size > FEW:
                 patience -= records.size
                 runs += reversed(np.array_split(records, max(2, records.size // PART)))
@@ -51,6 +61,11 @@ class Runs:
 
 def _has_decimal(kind: pa.DataType) -> bool:
     return pa.types.is_decimal(kind) or any(_has_decimal(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _names_in(field: pa.Field) -> list[str]:
+    inner = [field.type.field(at) for at in range(field.type.num_fields)]
+    return [field.name, *(name for each in inner for name in _names_in(each))]
 
 
 def readable(kind: pa.DataType) -> bool:
@@ -69,6 +84,7 @@ class ArrowReader:
         self._types = [field.type for field in fields]
         self._zone = zone
         self._decimals = any(map(_has_decimal, self._types))
+        self._countable = not any(":" in name for field in fields for name in _names_in(field))
         self._options = pj.ParseOptions(
             explicit_schema=pa.schema([pa.field(field.name, _read_as(field.type)) for field in fields]),
             unexpected_field_behavior="ignore",
@@ -78,8 +94,14 @@ class ArrowReader:
         """The records that it does not survive, beyond those that are `odd`."""
         return large_numbers(values) if self._decimals else np.zeros(len(values), bool)
 
-    def read(self, values: pa.Array) -> tuple[list[pa.Array], Mask] | None:
+    def unsure(self, values: pa.Array) -> Mask:
+        """The records in which `names_in` may be wrong."""
+        return escaped(values) if self._countable else np.ones(len(values), bool)
+
+    def read(self, values: pa.Array, named: bool = False) -> tuple[list[pa.Array], Mask, Counts | None] | None:
         """Columns of the records that were certainly read right, and which records these are; None if there are none.
+
+        If ``named``, also what `names_in` counts in each of them if nothing is without a field.
 
         ``values``: none of them may be `odd`.
         """
@@ -92,15 +114,20 @@ class ArrowReader:
             return None
         doubtful = np.zeros(len(table), bool)
         columns = []
+        counts = np.zeros(len(table), np.int64) if named else None
         for kind, column in zip(self._types, table.columns, strict=True):
-            made, doubts = self._made(column.combine_chunks(), kind)
+            read = column.combine_chunks()
+            if counts is not None:
+                counts += _names_of(read)
+            made, doubts = self._made(read, kind)
             columns.append(made)
             if doubts is not None:
                 doubtful |= doubts
         if doubtful.any():
             certain[np.flatnonzero(certain)[doubtful]] = False
             columns = [column.filter(pa.array(~doubtful)) for column in columns]
-        return columns, certain
+            counts = None if counts is None else counts[~doubtful]
+        return columns, certain, counts
 
     def _table(self, values: pa.Array) -> pa.Table | list[int] | None:
         """What Arrow reads; if it cannot, the records at which it stops; None if it does not say where."""
@@ -192,6 +219,9 @@ _DIGITS = re.compile(rb"[0-9]{%d}" % DECIMAL_DIGITS)
 _IS_DIGIT = np.zeros(256, bool)
 _IS_DIGIT[list(b"0123456789")] = True
 _DIGIT_SAMPLES = 4  # that are taken of this many digits
+_IS_SPACE = np.zeros(256, bool)
+_IS_SPACE[list(b" \t\r\n")] = True
+_COLON = re.compile(rb"\\u003[aA]")
 _STEPS = np.zeros(256, np.int8)
 _STEPS[list(b"{[")], _STEPS[list(b"}]")] = 1, -1
 _SAMPLES = 16  # that are taken of the digits of a long number
@@ -252,6 +282,61 @@ def large_numbers(values: pa.Array) -> Mask:
         there += [match.start() for match in _DIGITS.finditer(whole)]
     found[np.searchsorted(ends, there, "right")] = True
     return found
+
+
+def names_in(values: pa.Array) -> Counts:
+    """Of each text, how many colons it has that stand before anything but a null: one for each name that has a value.
+
+    Those within strings are counted, too; there, each that an n follows is taken for one before a null.
+    """
+    if not len(values) or not values.buffers()[2]:
+        return np.zeros(len(values), np.int64)
+    whole, begins, ends = _bytes_of(values)
+    data = np.frombuffer(whole, np.uint8)
+    at = np.flatnonzero(data == ord(":"))
+    if not at.size:
+        return np.zeros(len(values), np.int64)
+    last = data.size - 1
+    following = data[np.minimum(at + 1, last)]
+    doubtful = np.flatnonzero((following == ord("n")) | _IS_SPACE[following])
+    if doubtful.size:
+        limits = ends[np.searchsorted(ends, at[doubtful], "right")]
+        behind = at[doubtful] + 1
+        while (spaces := (behind < limits) & _IS_SPACE[data[np.minimum(behind, last)]]).any():
+            behind += spaces
+        null = (behind < limits) & (data[np.minimum(behind, last)] == ord("n"))
+        at = np.delete(at, doubtful[null])
+    return np.diff(np.searchsorted(at, np.append(begins[:1], ends)))
+
+
+def escaped(values: pa.Array) -> Mask:
+    """The records that may have a colon which is written as an escape."""
+    found = np.zeros(len(values), bool)
+    if len(values) and values.buffers()[2]:
+        whole, _, ends = _bytes_of(values)
+        if (np.frombuffer(whole, np.uint8) == ord("\\")).any():
+            found[np.searchsorted(ends, [match.start() for match in _COLON.finditer(whole)], "right")] = True
+    return found
+
+
+def _names_of(column: pa.Array) -> Counts | int:
+    """What `names_in` counts of a field, for each row: of its name where it has a value, and of what is within."""
+    present = np.asarray(column.is_valid()).astype(np.int64) if column.null_count else 1
+    return present + _names_within(column)
+
+
+def _names_within(column: pa.Array) -> Counts | int:
+    kind = column.type
+    if pa.types.is_string(kind):
+        return names_in(column)
+    if pa.types.is_struct(kind):
+        return sum((_names_of(each) for each in column.flatten()), start=np.zeros(len(column), np.int64))
+    if pa.types.is_list(kind):
+        inner = _names_within(column.flatten())
+        if isinstance(inner, int):
+            return 0
+        return np.bincount(np.asarray(pc.list_parent_indices(column)), inner, len(column)).astype(np.int64)
+    return 0
 
 
 def _bytes_of(values: pa.Array) -> tuple[pa.Buffer, npt.NDArray[np.int32], npt.NDArray[np.int32]]:

@@ -15,7 +15,7 @@ import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import tzinfo
 from decimal import Decimal
 from typing import Any
@@ -27,7 +27,9 @@ from pyspark.sql import types
 from qewqew_spark.codecs import EMPTY, MALFORMED, MISFIT, NO_OBJECT, NOT_UTF8, Decoded, objects, texts
 from qewqew_spark.codecs.arrow_json import MAX_DEPTH, MAX_DIGITS, MAX_NAME, ArrowReader, Runs, odd, readable
 from qewqew_spark.codecs.many import Many, many_of
-from qewqew_spark.codecs.objects import Column, Fit, Misfit, Object, Unreadable, columns_of, fit_one, shown
+from qewqew_spark.codecs.objects import Column, Fit, Misfit, Unreadable, columns_of, fit_one, shown
+from qewqew_spark.codecs.repeated import Object
+from qewqew_spark.codecs.unnamed import beyond, names_of, of_json
 from qewqew_spark.options import Options
 
 SPACE = b" \t\r\n"
@@ -47,14 +49,15 @@ class JsonCodec:
 
         self._columns = columns_of(fields, [fit_of(field.dataType) for field in fields])
         self._many = [many_of(column.kind, column.type, fit_of, self._zone) for column in self._columns]
+        self._names = names_of(fields)
         arrow = [pa.field(column.name, column.type) for column in self._columns]
         self._arrow = ArrowReader(arrow, self._zone) if all(readable(field.type) for field in arrow) else None
 
-    def decode(self, values: pa.Array) -> Decoded:
+    def decode(self, values: pa.Array, unnamed: int | None = None) -> Decoded:
         doubtful = odd(values)
-        runs = Runs(values, doubtful, self._arrow)
+        runs = Runs(values, doubtful, self._arrow, unnamed is not None)
         if not runs.left.size and len(runs.pieces) == 1:
-            return Decoded(runs.pieces[0], runs.numbers[0])
+            return self._with_unnamed(Decoded(runs.pieces[0], runs.numbers[0]), values, runs, unnamed)
         rows = _Rows(self._strict, self._record)
         left = dict(zip(runs.left.tolist(), values.take(pa.array(runs.left)).to_pylist(), strict=True))
         careful = {number for number, data in left.items() if doubtful[number] or _halves(data)}
@@ -65,13 +68,31 @@ class JsonCodec:
         records = np.concatenate([*runs.numbers, np.array(rows.numbers, np.int64)])
         before = len(records) - len(rows.numbers)
         order = np.argsort(records, kind="stable")
+        found, unseen = beyond(rows.objects, self._names, rows.reasons, unnamed, of_json)
         if not runs.pieces and np.array_equal(order, np.arange(len(order))):
-            return Decoded(columns, records, rows.reasons)
+            return Decoded(columns, records, rows.reasons, found, unseen)
         places = np.empty_like(order)
         places[order] = np.arange(len(order))
         pieces = zip(*runs.pieces, columns, strict=True)
         columns = [pa.concat_arrays(parts).take(pa.array(order)) for parts in pieces]
-        return Decoded(columns, records[order], {int(places[before + at]): reason for at, reason in rows.reasons.items()})
+
+        def placed(told: dict[int, Any]) -> dict[int, Any]:
+            return {int(places[before + at]): each for at, each in told.items()}
+
+        decoded = Decoded(columns, records[order], placed(rows.reasons), placed(found), unseen)
+        return self._with_unnamed(decoded, values, runs, unnamed)
+
+    def _with_unnamed(self, decoded: Decoded, values: pa.Array, runs: Runs, most: int | None) -> Decoded:
+        """The same, with what the fields do not name in the records that Arrow has read."""
+        if most is None or not (runs.beyond or runs.unsure):
+            return decoded
+        some = sorted(runs.beyond)[: max(0, most - len(decoded.unnamed))]
+        looked = sorted({*some, *runs.unsure})
+        objects = [parse(data) for data in values.take(pa.array(looked)).to_pylist()]
+        found, _ = beyond(objects, self._names, (), len(looked), of_json)
+        rows = np.searchsorted(decoded.records, looked)
+        there = {int(rows[at]): each for at, each in found.items()}
+        return replace(decoded, unnamed=decoded.unnamed | there, unseen=decoded.unseen + len(runs.beyond) - len(some))
 
 
 @dataclass
@@ -87,7 +108,7 @@ class _Rows:
     def __init__(self, strict: bool, record: Record) -> None:
         self._strict = strict
         self._record = record
-        self._objects: list[dict[str, Any]] = []  # of each row
+        self.objects: list[dict[str, Any]] = []  # of each row
         self._records: dict[int, bytes] = {}  # by number
         self.numbers: list[int] = []  # of each row's record
         self.corrupt: dict[int, str] = {}  # reasons, by number of a record
@@ -114,7 +135,7 @@ class _Rows:
             self.corrupt[number] = f"{NOT_UTF8}: at byte {error.start}"
         except Unreadable as error:
             self.corrupt[number] = str(error)
-        self._objects += found
+        self.objects += found
         self.numbers += [number] * len(found)
         self._records[number] = data
 
@@ -128,7 +149,7 @@ class _Rows:
                 for number in numbers:
                     self.add(number, records[number])
             else:
-                self._objects += found
+                self.objects += found
                 self.numbers += numbers
                 self._records |= {number: records[number] for number in numbers}
 
@@ -146,10 +167,11 @@ class _Rows:
             left = np.flatnonzero(~gone | np.diff(self.numbers, prepend=-1).astype(bool))
             made = [column.take(pa.array(left, mask=gone[left])) for column in made]
             self.numbers = [self.numbers[row] for row in left]
+            self.objects = [self.objects[row] for row in left]
         return made
 
     def _column(self, column: Column, many: Many, lost: set[int]) -> pa.Array:
-        values = [row.get(column.name) for row in self._objects]
+        values = [row.get(column.name) for row in self.objects]
         try:
             return many(values)  # nearly always all of them fit
         except (ValueError, TypeError, Inexact, Lost):
@@ -163,7 +185,7 @@ class _Rows:
                     found, misfit = fit_one(column.kind, column.fit, value, column.name)
                 except Inexact:
                     self._make_exact(row)
-                    found, misfit = fit_one(column.kind, column.fit, self._objects[row].get(column.name), column.name)
+                    found, misfit = fit_one(column.kind, column.fit, self.objects[row].get(column.name), column.name)
             except Lost:
                 found, misfit = None, Misfit(value, column.kind, column.name)
                 lost.add(number)
@@ -178,7 +200,7 @@ class _Rows:
         value = parse(self._records[number], exact=True)
         found = value if isinstance(value, list) else [value]
         first = self.numbers.index(number, max(0, row - len(found) + 1))
-        self._objects[first : first + len(found)] = found
+        self.objects[first : first + len(found)] = found
 
 
 class Inexact(Exception):

@@ -19,6 +19,8 @@ from pyspark.sql import types
 
 from qewqew_spark.codecs import EMPTY, MISFIT, Decoded, texts
 from qewqew_spark.codecs.columns import arrow_fields
+from qewqew_spark.codecs.repeated import Object, Several
+from qewqew_spark.codecs.unnamed import beyond, names_of, of_object
 
 # Of a value that is not null, what Arrow is to store: dates are days, timestamps microseconds, structs dictionaries, maps pairs.
 # Raises ValueError or TypeError for what does not fit, which is `Misfit` for what is nested.
@@ -57,26 +59,6 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN + 2 else f"{text[:SHOWN]}…"
 
 
-class Object(dict[str, Any]):
-    """A JSON object in which a name appears several times, or whose text is known. A repeated name has `Several` values."""
-
-    def __init__(self, pairs: list[tuple[str, Any]], written: str | None = None) -> None:
-        super().__init__(pairs)
-        self.pairs, self.written = pairs, written
-        if len(self) < len(pairs):
-            found: dict[str, Several] = {}
-            for name, value in pairs:
-                found.setdefault(name, Several()).values.append(value)
-            self.update((name, several) for name, several in found.items() if len(several.values) > 1)
-
-
-class Several:
-    """The values of a name that stands several times in an object. The last one counts that fits."""
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-
-
 class Unreadable(ValueError):
     """The codec cannot decode the bytes of a record; the text is the reason."""
 
@@ -103,8 +85,9 @@ class ObjectCodec:
     def __init__(self, fields: types.StructType, load: Callable[[bytes], dict[str, Any]], fits: Sequence[Fit]) -> None:
         self._columns = columns_of(fields, fits)
         self._load = load
+        self._names = names_of(fields)
 
-    def decode(self, values: pa.Array) -> Decoded:
+    def decode(self, values: pa.Array, unnamed: int | None = None) -> Decoded:
         rows: list[dict[str, Any]] = []
         reasons: dict[int, str] = {}
         for number, data in enumerate(values.to_pylist()):
@@ -121,7 +104,7 @@ class ObjectCodec:
             columns.append(pa.array(fitted, column.type))
             for number, misfit in misfits.items():
                 reasons.setdefault(number, str(misfit))
-        return Decoded(columns, np.arange(len(values)), reasons)
+        return Decoded(columns, np.arange(len(values)), reasons, *beyond(rows, self._names, reasons, unnamed, of_object))
 
 
 def fit_all(column: Column, values: list[Any]) -> tuple[list[Any], dict[int, Misfit]]:

@@ -21,15 +21,15 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import chain
 from typing import Any, NoReturn
 
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 from pyspark.storagelevel import StorageLevel
 
 from qewqew_core.secrecy import excerpt
@@ -40,13 +40,15 @@ try:
     from qewqew_core.errors import BadArgument, Corrupt, QewQewError
     from qewqew_spark.data_source import register
     from qewqew_spark.jobs import records
+    from qewqew_spark.jobs.agreeing import agreed as fields_of
     from qewqew_spark.jobs.explaining import blamed_write, explain
     from qewqew_spark.jobs.fitting import unfit
     from qewqew_spark.jobs.output import BATCH, CODECS, SCHEMA_EVOLUTIONS, Option, Output, check_arguments, check_places
     from qewqew_spark.jobs.querying import TransformFailed, has_rows, table_of
     from qewqew_spark.jobs.records import observed
     from qewqew_spark.jobs.routing import Routed, routed
-    from qewqew_spark.jobs.writing import Sink, sink_of
+    from qewqew_spark.jobs.sinks import sink_of
+    from qewqew_spark.jobs.writing import Sink
     from qewqew_spark.options import Options, local_path
     from qewqew_spark.tables.session import copy_of, folding
 except ModuleNotFoundError as error:
@@ -75,6 +77,7 @@ def run(
     quarantine: str | None = None,
     max_bad_records: int | None = None,
     schema_evolution: str = "merge",
+    rescued: str | None = None,
 ) -> dict[str, Any]:
     """Decode the batch and write the outputs; returns what the result file holds.
 
@@ -82,7 +85,8 @@ def run(
     of `CODECS`. ``schema``: of the records, as DDL; None: inferred from JSON records. ``read_options``: of the data source.
     ``quarantine``: where the records go that do not decode, to ``<quarantine>/batch=<id>``; None: beside the first output that
     has a path, with ``-quarantine`` appended. ``max_bad_records``: if more do not decode, nothing but the quarantine is
-    written; None: any number. ``schema_evolution``: see `evolution.new_columns`.
+    written; None: any number. ``schema_evolution``: see `evolution.new_columns`. ``rescued``: the name of a column of the view
+    for what the schema does not name in a record, as JSON.
 
     Threads may share the session, which stays as it is: each call works in a copy, which has the view, and which a transform
     gets as ``batch.sparkSession``.
@@ -102,6 +106,7 @@ def run(
                 quarantine=quarantine,
                 max_bad_records=max_bad_records,
                 schema_evolution=schema_evolution,
+                rescued=rescued,
             )
     finally:
         for output in outputs:
@@ -121,6 +126,7 @@ def run_in(
     quarantine: str | None = None,
     max_bad_records: int | None = None,
     schema_evolution: str = "merge",
+    rescued: str | None = None,
 ) -> dict[str, Any]:
     """`run` in the session itself, which nobody else may use meanwhile, and where it leaves the format `qewqew`."""
     began = time.monotonic()
@@ -132,16 +138,31 @@ def run_in(
         quarantine=quarantine,
         max_bad_records=max_bad_records,
         schema_evolution=schema_evolution,
+        rescued=rescued,
     )
     options = references.resolved(read_options or {})
     batches = batch_at(batch, options) if isinstance(batch, str) else batch
     given = None if schema is None else records.parsed(schema)
     fold = folding(spark)
-    place_of = partial(sink_of, spark, batches=batches.manifests, schema_evolution=schema_evolution)
+
+    def place_of(output: Output) -> Sink:
+        # What the records have beyond the columns is rescued when they are read, and only the column for it is new.
+        policy = "merge" if schema_evolution == "rescue" and output.is_plain else schema_evolution
+        return sink_of(spark, output, batches.manifests, policy)
+
+    def agreed(record: StructType, inferred: bool) -> StructType:
+        if inferred or schema_evolution == "rescue":
+            return fields_of(record, chain(*places), schema_evolution, inferred)
+        return record
+
     places = [[] if output.route else [place_of(output)] for output in outputs]  # of each output, one for each route
     if any(output.transform for output in outputs):  # which may read more; nothing else does by the format, and it takes a second
         register(spark)
-    found = records.read(spark, batches, codec, given, options, lambda *of: unfit(outputs, chain(*places), fold)(*of))
+
+    def unfitting(fields: StructType, column: Callable[[str], Column]) -> Column | None:
+        return unfit(outputs, chain(*places), fold)(fields, column)
+
+    found = records.read(spark, batches, codec, given, options, unfitting, rescued, agreed)
     name = f"records of {batches.ids[0]}"
     seen = Observation(name)
     persisted: DataFrame | None = None
@@ -196,11 +217,12 @@ def run_in(
                     good.write.format("noop").mode("overwrite").save()
                 write(early=True)
             counts = {} if good is None else observed(seen)
-            if counts == {"read": batches.records, "bad": 0}:
+            if (counts.get("read"), counts.get("bad")) == (batches.records, 0):
                 reasons: dict[str, int] = {}
                 records.clear(spark, quarantine, batches)  # of an earlier run, under another schema
             else:  # some are bad; or a query has not read all, or reads some twice, or a lost task was counted twice
-                reasons = found.set_aside(spark, quarantine)
+                reasons, again = found.set_aside(spark, quarantine)
+                counts = {**counts, "unnamed": again["unnamed"]} if "unnamed" in again else counts
             bad = sum(reasons.values())
             if counts.get("read") == batches.records and counts["bad"] != bad:
                 raise Corrupt(f"{counts['bad']} bad records were found first, and {bad} then", path=str(batches))
@@ -232,6 +254,7 @@ def run_in(
         "good": batches.records - bad,
         "bad": bad,
         "reasons": reasons,
+        "unnamed": records.unnamed_in(counts),
         "outputs": [
             {**sink.place, "format": sink.output.format, "written": count or 0, "left_out": [*sink.left_out, *sink.untyped]}
             for sink, count in zip(sinks, rows, strict=True)
@@ -253,7 +276,7 @@ def _write(sink: Sink, table: DataFrame) -> int:
     seen = Observation()
     with blamed_write(f"output: {sink.output.place or sink.output.format}"):
         sink.write(table.observe(seen, F.count(F.lit(1)).alias("rows")))
-    return observed(seen)["rows"]
+    return int(observed(seen)["rows"])
 
 
 # What an application is called, what it does, and what its first argument is.
@@ -284,6 +307,8 @@ def arguments(argv: Sequence[str] | None = None, source: str = "batch") -> argpa
     add("--max-bad-records", type=int, metavar="N", help="fail if more do not decode; default: any number")
     text = f"when columns are new or missing: {', '.join(SCHEMA_EVOLUTIONS)}; default: merge"
     add("--schema-evolution", default="merge", metavar="POLICY", help=text)
+    text = "a column for what the schema does not name, as JSON; default: it is counted only"
+    add("--rescued", metavar="COLUMN", help=text)
     add("--result", metavar="FILE", help="where to write the result as JSON, when all else is done")
     found = parser.parse_args(argv)
     found.outputs = [Output.from_json(text) for text in found.outputs]

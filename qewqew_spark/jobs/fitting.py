@@ -13,7 +13,7 @@ from qewqew_spark.jobs.records import Unfit
 from qewqew_spark.jobs.routing import Routed, unroutable
 from qewqew_spark.jobs.writing import Sink
 from qewqew_spark.tables.evolution import Fold
-from qewqew_spark.tables.limits import beyond_column, beyond_years, first_of
+from qewqew_spark.tables.limits import beyond_column, beyond_part, beyond_years, first_of
 
 
 def unfit(outputs: Sequence[Output], sinks: Iterable[Sink], fold: Fold) -> Unfit:
@@ -29,7 +29,17 @@ def unfit(outputs: Sequence[Output], sinks: Iterable[Sink], fold: Fold) -> Unfit
         for sink in sinks:
             there = {sink.fold(field.name): field for field in sink.limited()}
             known = [(each.name, there[sink.fold(each.name)]) for each in fields if sink.fold(each.name) in there]
-            limits = first_of(beyond_column(column(name), name, field, str(sink.output.place)) for name, field in known)
+            parts = {sink.fold(name): width for name, width in sink.parts().items()}
+            limits = first_of(
+                [
+                    *(beyond_column(column(name), name, field, str(sink.output.place)) for name, field in known),
+                    *(
+                        beyond_part(column(each.name), each.dataType, each.name, parts[sink.fold(each.name)])
+                        for each in fields
+                        if sink.fold(each.name) in parts
+                    ),
+                ]
+            )
             if limits is not None and isinstance(sink.output, Routed):
                 limits = F.when(sink.output.takes(column), limits)
             reasons.append(limits)

@@ -19,11 +19,13 @@ from qewqew_core.errors import BadArgument
 from qewqew_spark.jobs.explaining import blamed
 from qewqew_spark.jobs.output import BATCH
 from qewqew_spark.tables.evolution import Contradiction, all_columns
-from qewqew_spark.tables.session import delete, folding, listed, literal, newest, read_bytes, write_bytes
+from qewqew_spark.tables.session import delete, folding, listed, literal, newest, older, read_bytes, write_bytes
 
 OWN = ".qewqew"  # the directory below a path of files that is ours; what reads the path skips names with a dot
 NEWEST = 100  # this many batches are looked at where no columns are kept
 _NAME = re.compile(r"columns-[0-9a-f]{16}\.json")
+_UNFINISHED = re.compile(rf"{_NAME.pattern}\.[0-9a-f]{{12}}")  # what a job writes that may have been killed
+LONGEST = 3600  # seconds that writing one may take
 
 
 class KeptColumns:
@@ -37,6 +39,7 @@ class KeptColumns:
         self._kept: dict[str, StructType] = {}  # what `there` has read,
         self._found: StructType | None = None  # or what the batches say,
         self._doubted = False  # all of them?
+        self._unfinished = False  # does a file lie there that nobody may be writing any more?
 
     def there(self) -> StructType | None:
         """The columns; None if there are no batches. Raises `BadArgument` if they contradict each other."""
@@ -71,6 +74,9 @@ class KeptColumns:
         if name not in kept:
             delete(self._spark, f"{self._path}/{OWN}/{name}")  # that is damaged
             write_bytes(self._spark, f"{self._path}/{OWN}/{name}", text)
+        for left in older(self._spark, f"{self._path}/{OWN}", LONGEST) if self._unfinished else ():
+            if _UNFINISHED.fullmatch(left):
+                delete(self._spark, f"{self._path}/{OWN}/{left}")
         for other in kept.keys() - {name}:
             delete(self._spark, f"{self._path}/{OWN}/{other}")
 
@@ -78,7 +84,9 @@ class KeptColumns:
         """What is kept, by the name of the file; what holds no columns is passed over."""
         own = f"{self._path}/{OWN}"
         while True:
-            texts = {name: read_bytes(self._spark, f"{own}/{name}") for name in listed(self._spark, own) if _NAME.fullmatch(name)}
+            names = listed(self._spark, own)
+            self._unfinished = any(map(_UNFINISHED.fullmatch, names))
+            texts = {name: read_bytes(self._spark, f"{own}/{name}") for name in names if _NAME.fullmatch(name)}
             if None not in texts.values():  # else another job has just put a file in place of this one
                 break
         found = {}

@@ -15,10 +15,11 @@ from qewqew_spark.jobs.ddl import check_schema
 BATCH = "batch"  # the view, the column, and the level of directories that have a batch's records under its id
 
 CODECS = ("json", "csv", "avro", "msgpack", "text", "bytes")
+NAMED = {"json", "avro", "msgpack"}  # those whose records name their fields
 WHOLE = {"text", "bytes"}  # the codecs without fields, and so without a schema
 # Options of the data source that the job sets, so that each record is either good or bad.
-OWN_OPTIONS = {"codec", "mode", "strict", "columnnameofcorruptrecord", "path", "paths"}
-SCHEMA_EVOLUTIONS = ("merge", "fail", "ignore")
+OWN_OPTIONS = {"codec", "mode", "rescued", "strict", "columnnameofcorruptrecord", "path", "paths"}
+SCHEMA_EVOLUTIONS = ("merge", "fail", "ignore", "rescue")
 
 SHOWN_FORMATS = {"noop", "console"}  # keep nothing
 FILE_FORMATS = {"parquet", "orc", "json", "csv", "text", "xml"}  # come with Spark
@@ -211,6 +212,7 @@ def check_arguments(
     quarantine: str | None = None,
     max_bad_records: int | None = None,
     schema_evolution: str = "merge",
+    rescued: str | None = None,
 ) -> str:
     """The directory of the quarantine; raises `BadArgument` if the arguments contradict each other."""
     if not outputs:
@@ -234,6 +236,14 @@ def check_arguments(
             raise BadArgument(f"the read option {name!r} is set by the job itself")
     if schema_evolution not in SCHEMA_EVOLUTIONS:
         raise BadArgument(f"schema_evolution must be one of {', '.join(SCHEMA_EVOLUTIONS)}, not {excerpt(schema_evolution, 80)}")
+    if schema_evolution == "rescue" and rescued is None:
+        raise BadArgument("schema_evolution 'rescue' needs 'rescued', the column that takes what is new in the records")
+    if schema_evolution == "rescue" and any(output.route for output in outputs):
+        raise BadArgument("schema_evolution 'rescue' takes no output with 'route': its tables may have other columns each")
+    if rescued is not None and not _is_text(rescued):
+        raise BadArgument(f"rescued must be the name of a column, not {excerpt(rescued, 80)}")
+    if rescued is not None and codec not in NAMED:
+        raise BadArgument(f"the codec {codec!r} takes no 'rescued': its records have no names of fields")
     if max_bad_records is not None and max_bad_records < 0:
         raise BadArgument(f"max_bad_records is negative: {max_bad_records}")
     if quarantine is None:

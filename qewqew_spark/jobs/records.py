@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -25,7 +28,7 @@ from qewqew_spark.jobs.output import BATCH, WHOLE
 from qewqew_spark.jobs.parsers import Csv, Json, Parser
 from qewqew_spark.jobs.untyped import has_untyped, retyped, untyped
 from qewqew_spark.options import Options
-from qewqew_spark.source.batches import RUN_BYTES, BatchReader, columns_of, reader
+from qewqew_spark.source.batches import RUN_BYTES, BatchReader, columns_of, reader, unnamed_text
 from qewqew_spark.tables.session import delete, exists, folding, listed, literal, make_private, quoted, rename, setting
 
 if TYPE_CHECKING:
@@ -33,7 +36,8 @@ if TYPE_CHECKING:
 
 # Of the fields, and of what gives one by its name: a reason, null if the outputs can hold the record; None if they hold any.
 Unfit = Callable[[StructType, Callable[[str], Column]], Column | None]
-REASON, METADATA = "_corrupt_reason", "_metadata"  # columns of a typed read
+REASON, METADATA, UNNAMED = "_corrupt_reason", "_metadata", "_unnamed_fields"  # columns of a typed read
+NAMES = 100  # of fields that the schema does not name, in a result
 # Options of Spark's CSV and JSON readers for files, for finding a schema, or for writing: they make no sense for a record.
 _NOT_OF_RECORDS = {
     *("header", "linesep", "multiline", "enforceschema", "inferschema", "preferdate", "columnpruning", "singlevariantcolumn"),
@@ -83,24 +87,29 @@ class Records:
     columns: list[Column]  # of `rows`: what the view has
     judge: Callable[[], DataFrame]  # all, with the source's columns and `reason`, which is null where a record decodes
     located: Column | None = None  # of bad ones of `judge`: the reason with where in the record, if that is still to be found
+    unnamed: Column | None = None  # of `rows` and `judge`: what the schema does not name, as a typed read tells it
 
     def good(self, seen: Observation) -> DataFrame | None:
-        """The records that decode. Reading them reports to ``seen`` how many records there are (`read`), and how many `bad`
-        ones.
+        """The records that decode. Reading them reports to ``seen`` how many records there are (`read`), how many `bad` ones,
+        and `unnamed`, if that is known.
         """
         if self.rows is None:
             return None
         bad = self.bad()
         counts = F.count(F.lit(1)).alias("read"), F.count(F.when(bad, 1)).alias("bad")
-        return self.rows.observe(seen, *counts).where(~bad).select(self.columns)
+        return self.rows.observe(seen, *counts, *self._told()).where(~bad).select(self.columns)
 
-    def set_aside(self, spark: SparkSession, quarantine: str) -> dict[str, int]:
+    def _told(self) -> list[Column]:
+        return [] if self.unnamed is None else [F.concat_ws("\n", F.collect_list(self.unnamed)).alias("unnamed")]
+
+    def set_aside(self, spark: SparkSession, quarantine: str) -> tuple[dict[str, int], dict[str, Any]]:
         """Put the records that do not decode into the directory, as ``batch=<id>``, in place of what an earlier run put there.
 
-        Returns how many, by the kind of reason. Raises `Corrupt` if these are not all records of the batches.
+        Returns how many, by the kind of reason, and what `good` reports. Raises `Corrupt` if these are not all records of the
+        batches.
         """
         seen = Observation()
-        judged = self.judge().observe(seen, F.count(F.lit(1)).alias("read"))
+        judged = self.judge().observe(seen, F.count(F.lit(1)).alias("read"), *self._told()).drop(UNNAMED)
         bad = judged.where(F.col("reason").isNotNull())
         if self.located is not None:
             bad = bad.withColumn("reason", self.located)
@@ -115,8 +124,8 @@ class Records:
                     make_private(spark, place)
                 bad.write.mode("append").partitionBy(BATCH).parquet(staging)
             make_private(spark, staging, below=True)
-            read = observed(seen).get("read")
-            if read != self.batches.records:
+            counts = observed(seen)
+            if (read := counts.get("read")) != self.batches.records:
                 raise Corrupt(f"{read} records were read, the manifest says {self.batches.records}", path=str(self.batches))
             kind = F.substring_index("reason", ": ", 1).alias("kind")
             counted = spark.read.schema(judged.schema).parquet(literal(staging)).groupBy(kind).count().collect()
@@ -126,7 +135,7 @@ class Records:
                     rename(spark, f"{staging}/{name}", f"{quarantine}/{name}")
         finally:
             delete(spark, staging)
-        return {row["kind"]: int(row["count"]) for row in sorted(counted)}
+        return {row["kind"]: int(row["count"]) for row in sorted(counted)}, counts
 
 
 def clear(spark: SparkSession, quarantine: str, batches: Batches) -> None:
@@ -136,7 +145,19 @@ def clear(spark: SparkSession, quarantine: str, batches: Batches) -> None:
         delete(spark, f"{quarantine}/{name}")
 
 
-def observed(seen: Observation) -> dict[str, int]:
+def unnamed_in(counts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What `Records.good` reports of fields that the schema does not name: how many records have some, and which."""
+    if "unnamed" not in counts:
+        return None
+    found, names = 0, Counter[str]()
+    for text in counts["unnamed"].splitlines():
+        told = json.loads(text)
+        found += told["records"]
+        names.update(told["fields"])
+    return {"records": found, "fields": dict(names.most_common(NAMES))}
+
+
+def observed(seen: Observation) -> dict[str, Any]:
     """What a finished action reported; empty if the optimizer found that it need not look at the rows.
 
     In that case `Observation.get` never returns before Spark 4.2, which reports a row without columns.
@@ -158,11 +179,14 @@ def read(
     schema: StructType | None,
     options: Mapping[str, str],
     unfit: Unfit = lambda fields, field: None,
+    rescued: str | None = None,
+    agreed: Callable[[StructType, bool], StructType] = lambda fields, inferred: fields,
 ) -> Records:
     """The records of the batches, with the fields of the schema; None: those of JSON records are inferred.
 
-    ``unfit``: why the outputs cannot hold a record that decodes; called whenever the records are used. Raises `BadArgument` if
-    the fields cannot be columns.
+    ``unfit``: why the outputs cannot hold a record that decodes; called whenever the records are used. ``rescued``: the name of a
+    column for what the schema does not name. ``agreed``: what the outputs make of the schema, which was inferred or given. Raises
+    `BadArgument` if the fields cannot be columns.
     """
     known = _options_of_spark(spark, codec)
     theirs = {name: value for name, value in options.items() if name.lower() in known}
@@ -184,10 +208,10 @@ def read(
 
     # Any record may lack any value: NOT NULL is not enforced, as Spark's readers have it.
     if schema is None:
-        record, shown = infer(spark, load(StructType([place["value"]])), theirs)
+        record, shown = (agreed(each, True) for each in infer(spark, load(StructType([place["value"]])), theirs))
     else:
-        record = shown = schema.toNullable()
-    _check_fields(spark, record, inferred=schema is None)
+        record = shown = agreed(schema.toNullable(), False)
+    _check_fields(spark, record, inferred=schema is None, rescued=rescued)
 
     def seen(name: str, value: Column) -> Column:
         """The field as the view has it."""
@@ -201,10 +225,12 @@ def read(
     def by_spark(parser: Parser) -> Records:
         beside = [more.name for field in record if field.name == METADATA for more in _fields(field.dataType)]
         metadata = F.struct(*beside).alias(METADATA) if beside else F.lit(None).alias(METADATA)
+        kept = [F.udf(_unnamed_of(fields), "string", useArrow=False)(value).alias(rescued)] if rescued else []
         rows = load(StructType([place["value"], *(place[name] for name in beside)])).select(
-            metadata, parser.parsed.alias("parsed")
+            metadata, parser.parsed.alias("parsed"), *kept
         )
         columns = [F.col(name) if name == METADATA else seen(name, parser.field("parsed", name)) for name in record.names]
+        columns += [F.col(quoted(rescued))] if rescued else []
 
         def unfit_of(parsed: str) -> Column | None:
             return unfit(fields, lambda name: parser.field(parsed, name))
@@ -227,7 +253,8 @@ def read(
     typed = {"codec": codec, "columnNameOfCorruptRecord": corrupt, "mode": "PERMISSIVE"}
     if codec == "json":
         typed |= {"strict": "true", "timeZone": str(spark.conf.get("spark.sql.session.timeZone")), **of_values}
-    reason = StructField(REASON, StringType())
+    reason, unnamed = StructField(REASON, StringType()), StructField(UNNAMED, StringType())
+    extra = [StructField(rescued, StringType())] if rescued else []
 
     def unfit_typed() -> Column | None:
         return unfit(fields, lambda name: F.col(quoted(name)))
@@ -241,10 +268,11 @@ def read(
             value, why = F.coalesce(value, f"{METADATA}.{kept.name}"), F.coalesce(why, unfitting)
         metadata = StructField(METADATA, StructType(beside if unfitting is None else [*place]))
         shown = value.alias("value"), *(F.col(f"{METADATA}.{each.name}") for each in beside), why.alias("reason")
-        return load(StructType([*fields, *more, metadata]), **typed).select(*shown)
+        return load(StructType([*fields, *more, metadata, unnamed]), **typed).select(*shown, UNNAMED)
 
     try:
-        decoded = load(StructType([*record, reason]), **typed) if record.names else None
+        keep = {"rescued": rescued} if rescued else {}
+        decoded = load(StructType([*record, *extra, reason, unnamed]), **typed, **keep) if record.names else None
     except BadArgument:
         if codec == "json":
             with suppress(BadArgument):
@@ -254,7 +282,8 @@ def read(
     def bad_typed() -> Column:
         return _any(F.col(REASON).isNotNull(), unfit_typed())
 
-    return Records(batches, decoded, bad_typed, [seen(name, F.col(quoted(name))) for name in record.names], judge)
+    columns = [seen(name, F.col(quoted(name))) for name in record.names] + [F.col(quoted(each.name)) for each in extra]
+    return Records(batches, decoded, bad_typed, columns, judge, unnamed=F.col(UNNAMED))
 
 
 def _any(bad: Column, unfit: Column | None) -> Column:
@@ -376,12 +405,20 @@ def check_names(spark: SparkSession, names: list[str], where: str, cure: str) ->
         seen[fold(name)] = name
 
 
-def _check_fields(spark: SparkSession, record: StructType, inferred: bool) -> None:
+def _unnamed_of(fields: StructType) -> Callable[[str], str | None]:
+    """What the fields do not name in a JSON object, as JSON; nothing of what Python's reader does not take."""
+    return partial(unnamed_text, fields)
+
+
+def _check_fields(spark: SparkSession, record: StructType, inferred: bool, rescued: str | None) -> None:
     for struct in _structs(record):
         check_names(spark, struct.names, "the records have fields", "give a schema")
-    taken = {REASON, METADATA} if inferred else {REASON}
+    taken = {REASON, UNNAMED, METADATA} if inferred else {REASON, UNNAMED}
     if clash := taken & set(record.names):
         raise BadArgument(f"the records have a field {min(clash)!r}, a name that the job itself uses; give a schema without it")
+    if rescued is not None:
+        names = [*record.names, REASON, UNNAMED, METADATA, rescued]
+        check_names(spark, names, "with 'rescued' there are columns", "give it another name")
 
 
 def _structs(kind: DataType) -> Iterator[StructType]:

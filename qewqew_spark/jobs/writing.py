@@ -11,53 +11,26 @@
 
 from __future__ import annotations
 
-import re
 import uuid
-import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.errors import BadArgument, BatchConflict
-from qewqew_core.secrecy import excerpt
-from qewqew_spark.jobs.explaining import blamed, explain
+from qewqew_spark.jobs.explaining import blamed
 from qewqew_spark.jobs.kept import OWN, KeptColumns
 from qewqew_spark.jobs.output import BATCH, FILE_FORMATS, SHOWN_FORMATS, Output
 from qewqew_spark.jobs.untyped import has_untyped, settle
 from qewqew_spark.tables.append import append_to
-from qewqew_spark.tables.evolution import Fold, Same, new_columns, same_in_a_database
-from qewqew_spark.tables.session import columns_ddl, delete, exists, folding, listed, missing_format, quoted, rename, setting
+from qewqew_spark.tables.evolution import Fold, Same, differences, holds, new_columns
+from qewqew_spark.tables.session import columns_ddl, delete, exists, folding, listed, quoted, rename, setting
 
 TYPED_FILES = {"parquet", "orc"}  # tell the types of their columns
-
-
-def sink_of(spark: SparkSession, output: Output, batches: Sequence[Manifest], schema_evolution: str) -> Sink:
-    """The place of an output; raises `BadArgument`, also if this Spark does not know the format."""
-    kind = output.format.lower()
-    if output.appends:
-        return Once(spark, output, batches, schema_evolution)
-    if len(batches) > 1:
-        raise BadArgument(f"output: several batches go into a table of Iceberg or Delta, and not into {output.format!r}")
-    if kind not in SHOWN_FORMATS | FILE_FORMATS | {"jdbc"} and (error := missing_format(spark, output.format)):
-        # It would be found out only after other outputs were written.
-        raise BadArgument(f"output: format {output.format!r}: {explain(error)}") from error
-    if output.table is not None:
-        made: type[Sink] = Table
-    elif kind == "jdbc":
-        made = Jdbc
-    elif output.path is None:
-        made = Appended
-    else:
-        made = Files
-    return made(spark, output, batches[0].id, schema_evolution)
 
 
 class Sink(ABC):
@@ -66,6 +39,7 @@ class Sink(ABC):
     staged = False  # does nobody see what was written before `commit`?
     limits = True  # may a column require a value, or have a greatest length?
     typed = True  # do columns have a type there that stays?
+    agrees = True  # do the records take the types of the columns there?
     of_files = False  # are columns files', which have fields of structs each alone, and those of partitions without a type?
     same: Same = staticmethod(DataType.__eq__)
 
@@ -106,7 +80,7 @@ class Sink(ABC):
         """Remove what an earlier run of the batch wrote: this one has no columns to write."""
         self.existing = self.there()
         if self.existing is not None:
-            self.write(self._nothing(self.existing).drop(BATCH))
+            self.write(self.nothing(self.existing).drop(BATCH))
             self.commit()
 
     def settled(self, table: DataFrame) -> DataFrame:
@@ -120,6 +94,13 @@ class Sink(ABC):
     def limited(self) -> list[StructField]:
         """The columns that take the fields of the records as they are, and may not hold each value; raises `BadArgument`."""
         return [*(self.there() or ())] if self.output.is_plain and self.limits else []
+
+    def parts(self) -> dict[str, int | None]:
+        """The columns of the records as they are by whose values rows are parted, see `limits.beyond_part`."""
+        return dict.fromkeys(self.output.partition_by if self.output.is_plain else ())
+
+    def known(self, record: StructType, inferred: bool) -> StructType | None:
+        return self.there()  # for a schema of the records that is still to be chosen
 
     def check(self, table: DataFrame) -> None:
         """Raise `BadArgument` if the columns do not fit to those that are there."""
@@ -141,13 +122,13 @@ class Sink(ABC):
     def fold(self) -> Fold:
         return folding(self.spark)
 
-    def _nothing(self, columns: StructType) -> DataFrame:
+    def nothing(self, columns: StructType) -> DataFrame:
         return self.spark.createDataFrame([], columns)
 
-    def _writer(self, rows: DataFrame) -> DataFrameWriter:
+    def writer(self, rows: DataFrame) -> DataFrameWriter:
         return rows.write.format(self.output.format).options(**self.options)
 
-    def _with_batch(self, rows: DataFrame) -> DataFrame:
+    def with_batch(self, rows: DataFrame) -> DataFrame:
         return rows.drop(*self.left_out).withColumn(BATCH, F.lit(self.batch))
 
 
@@ -176,6 +157,14 @@ class Files(Sink):
     def there(self) -> StructType | None:
         return None if not self._typed or self.schema_evolution == "ignore" else self._kept.there()
 
+    def known(self, record: StructType, inferred: bool) -> StructType | None:
+        there = self.there()
+        if inferred and there is not None:
+            found = differences(there, record, self.fold, holds, into_structs=True)
+            if any(old is not None and now is not None for _, old, now in found) and self._kept.doubt():
+                return self.there()
+        return there
+
     def check(self, table: DataFrame) -> None:
         try:
             super().check(table)
@@ -191,7 +180,7 @@ class Files(Sink):
                 delete(self.spark, f"{self._path}/{OWN}/{name}")
         partitions = set(map(self.fold, self.output.partition_by))
         self._columns = StructType([field for field in rows.schema if self.fold(field.name) not in partitions])
-        self._writer(rows).mode("overwrite").partitionBy(*self.output.partition_by).save(self._staging)
+        self.writer(rows).mode("overwrite").partitionBy(*self.output.partition_by).save(self._staging)
 
     def commit(self) -> None:
         if self._typed and self._columns is not None:
@@ -245,6 +234,9 @@ class Once(Sink):
     def there(self) -> StructType | None:
         return self._append.there()
 
+    def parts(self) -> dict[str, int | None]:
+        return self._append.parts() if self.output.is_plain else {}
+
     def limited(self) -> list[StructField]:
         """Keys are required. A record that removes a row may have no more than these."""
         if not (self.output.keys and self.output.is_plain):
@@ -294,9 +286,9 @@ class Table(Sink):
         return columns
 
     def write(self, rows: DataFrame) -> None:
-        name, rows = str(self.output.table), self._with_batch(rows)
+        name, rows = str(self.output.table), self.with_batch(rows)
         if self.existing is None:
-            made = self._writer(self._nothing(rows.schema)).partitionBy(BATCH, *self.output.partition_by)
+            made = self.writer(self.nothing(rows.schema)).partitionBy(BATCH, *self.output.partition_by)
             made.mode("ignore").saveAsTable(name)
         elif self.new and self.schema_evolution == "merge":
             self.spark.sql(f"ALTER TABLE {name} ADD COLUMNS ({columns_ddl(self.new)})")
@@ -333,155 +325,13 @@ class Table(Sink):
 class Appended(Sink):
     """A format that QewQew does not know and that has no path: its rows are added to those that are there."""
 
-    typed = limits = False
+    typed = limits = agrees = False
 
     def there(self) -> StructType | None:
         return None
 
     def write(self, rows: DataFrame) -> None:
-        self._writer(rows).mode("append").save()
+        self.writer(rows).mode("append").save()
 
     def atomic(self) -> bool:
         return self.output.format.lower() in SHOWN_FORMATS
-
-
-class Jdbc(Sink):
-    """A table of a database with a column `batch`; it is made if it does not exist.
-
-    Spark writes through many connections, so a failure would leave a part. It therefore writes to a staging table, and the
-    driver moves the rows in one transaction: readers see what an earlier run wrote, or everything that this one did.
-    """
-
-    staged = True
-    same = staticmethod(same_in_a_database)
-
-    def __init__(self, spark: SparkSession, output: Output, batch: str, schema_evolution: str) -> None:
-        super().__init__(spark, output, batch, schema_evolution)
-        # Spark takes options whatever the case of their names, a Scala map does not.
-        self.options = {name.lower(): value for name, value in self.options.items()}
-        self.name = str(self.options["dbtable"])
-        # What lies before the last dot is the schema: names may be quoted, in the ways of the databases, and hold dots.
-        found = re.fullmatch(r'(.*\.)?("[^"]+"|`[^`]+`|\[[^\]]+\]|[^\s."`\[\]()]+)', self.name)
-        if not found:
-            raise BadArgument(f"output: the option 'dbtable' must be the name of a table, not {excerpt(self.name, 80)}")
-        # Of this batch and table only, and the same in each run, which so replaces what a killed one left.
-        self.staging = f"{found[1] or ''}qewqew_{zlib.crc32(f'{self.name} {batch}'.encode()):08x}"
-        jvm: Any = spark.sparkContext._jvm
-        self._jdbc = jvm.org.apache.spark.sql.execution.datasources.jdbc
-        texts = {name: str(value) for name, value in self.options.items()}
-        try:
-            self._jvm_options = self._jdbc.JdbcOptionsInWrite(jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(texts))
-        except Py4JJavaError as error:
-            raise BadArgument(f"output: table {self.name}: {explain(error)}; is the database's driver among --jars?") from error
-        self._dialect = jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(texts["url"])
-
-    @property
-    def place(self) -> dict[str, str | None]:
-        return {"path": None, "table": self.name}
-
-    def check(self, table: DataFrame) -> None:
-        for field in table.schema:
-            self._quoted(field.name)
-            self._type(field)
-        super().check(table)
-
-    def there(self) -> StructType | None:
-        try:
-            with self._connection() as connection:
-                exists = self._jdbc.JdbcUtils.tableExists(connection, self._jvm_options)
-        except Py4JJavaError as error:
-            raise BadArgument(f"output: table {self.name}: cannot connect to the database: {explain(error)}") from error
-        if not exists:
-            return None
-        columns = self._columns()
-        if BATCH not in map(str.lower, columns.names):
-            raise BadArgument(
-                f"output: table {self.name} has no column {BATCH!r}, by which a repeated run finds its rows; add one, a "
-                "VARCHAR(255) with an index"
-            )
-        return columns
-
-    @property
-    def fold(self) -> Fold:
-        return str.lower  # names that nobody quoted are capitals in some databases
-
-    def write(self, rows: DataFrame) -> None:
-        rows = self._with_batch(rows)
-        self._written = rows.schema
-        self._writer(rows).options(**self._create(), dbtable=self.staging).mode("overwrite").save()
-
-    def _create(self) -> dict[str, str]:
-        # Without a length a text is a CLOB in some databases, which can neither be compared nor have an index.
-        types = [str(self.options[name]) for name in ("createtablecolumntypes",) if name in self.options]
-        return {"createTableColumnTypes": ", ".join([*types, f"{BATCH} VARCHAR(255)"])}
-
-    def abort(self) -> None:
-        self._execute(f"DROP TABLE {self.staging}")
-
-    def commit(self) -> None:
-        if self.existing is None:
-            self._writer(self._nothing(self._written)).options(**self._create()).mode("ignore").save()
-        elif self.new and self.schema_evolution == "merge":
-            self._execute(*map(self._add_column, self.new))
-        columns = {name.lower(): name for name in self._columns().names}
-        into = ", ".join(self._quoted(columns[column.lower()]) for column in self._written.names)
-        what = ", ".join(map(self._quoted, self._written.names))
-        self._execute(
-            # The id can be the name of a directory, so it has no quotes.
-            f"DELETE FROM {self.name} WHERE {self._quoted(columns[BATCH])} = '{self.batch}'",  # noqa: S608
-            f"INSERT INTO {self.name} ({into}) SELECT {what} FROM {self.staging}",  # noqa: S608
-        )
-        self._execute(f"DROP TABLE {self.staging}")
-
-    def _execute(self, *statements: str) -> None:
-        """Execute the statements in one transaction."""
-        with self._connection() as connection:
-            connection.setAutoCommit(False)
-            try:
-                for text in statements:
-                    statement = connection.createStatement()
-                    statement.executeUpdate(text)
-                    statement.close()
-                connection.commit()
-            except BaseException:
-                with suppress(Py4JJavaError):  # the connection is gone, and with it the transaction
-                    connection.rollback()
-                raise
-
-    def _add_column(self, field: StructField) -> str:
-        return str(self._dialect.getAddColumnQuery(self.name, field.name, self._type(field).databaseTypeDefinition()))
-
-    @contextmanager
-    def _connection(self) -> Iterator[Any]:
-        connection = self._dialect.createConnectionFactory(self._jvm_options).apply(-1)
-        try:
-            yield connection
-        finally:
-            connection.close()
-
-    def _columns(self) -> StructType:
-        names = "url", "dbtable", "driver", "user", "password"  # others may be for writing only
-        options = {name: value for name, value in self.options.items() if name.lower() in names}
-        return self.spark.read.format("jdbc").options(**options).load().schema
-
-    def _quoted(self, name: str) -> str:
-        """The name as this database quotes it; raises `BadArgument` if it would end early, and be SQL from there on."""
-        made = str(self._dialect.quoteIdentifier(name))
-        end = made[-1:]
-        if made != f"{made[:1]}{name.replace(end, 2 * end)}{end}" and not re.fullmatch(r"\w+", name):
-            raise BadArgument(
-                f"output: table {self.name}: Spark {self.spark.version} cannot quote the column {name!r} for this database; "
-                "rename it with 'sql', or give a schema without it"
-            )
-        return made
-
-    def _type(self, field: StructField) -> Any:
-        """The type in this database, as Java's object; raises `BadArgument` if it has none."""
-        kind = self.spark._jsparkSession.parseDataType(field.dataType.json())
-        for found in self._dialect.getJDBCType(kind), self._jdbc.JdbcUtils.getCommonJDBCType(kind):
-            if found.isDefined():
-                return found.get()
-        raise BadArgument(
-            f"output: table {self.name}: the database has no type for the column {field.name!r}, "
-            f"{field.dataType.simpleString()}; make a string of it with 'sql': to_json(...)"
-        )

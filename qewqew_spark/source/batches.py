@@ -223,3 +223,17 @@ def records(
             if number == stop:
                 return
         at, before = end, before + count
+
+
+def unnamed_text(fields: StructType, text: str | None) -> str | None:
+    """What the fields do not name in a JSON object, as JSON; None: nothing, or it is not an object."""
+    from qewqew_spark.codecs.from_json import parse
+    from qewqew_spark.codecs.objects import Unreadable
+    from qewqew_spark.codecs.unnamed import beyond, names_of, of_json, written
+
+    try:
+        value = parse((text or "").encode())
+    except Unreadable:
+        return None
+    found, _ = beyond([value], names_of(fields), (), 1, of_json) if isinstance(value, dict) else ({}, 0)
+    return written(found[0]) if found else None

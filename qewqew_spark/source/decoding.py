@@ -6,6 +6,9 @@ row; this module decides about records that do not decode, and makes the columns
 
 from __future__ import annotations
 
+import json
+import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -17,14 +20,22 @@ from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_spark.codecs import Codec, Decoded
 from qewqew_spark.codecs.columns import arrow_type
 from qewqew_spark.codecs.texts import java_text
+from qewqew_spark.codecs.unnamed import written
 from qewqew_spark.options import OPTIONS_OF_CODECS, Options, use_spark
 from qewqew_spark.source.not_null import kept, promises
 
 MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 REASON, METADATA = "_corrupt_reason", "_metadata"
+UNNAMED = "_unnamed_fields"  # in one row of each array: in how many records the fields do not name all, and which, as JSON
+LOOKED = 20  # records of an array, if no column takes what is found
+NAMES, NAME = 100, 200  # the most names, and characters of one, that are told
 # The types that the columns besides the fields may have.
 _CORRUPT: list[type[types.DataType]] = [types.StringType, types.BinaryType]
-_BESIDE: dict[str, list[type[types.DataType]]] = {REASON: [types.StringType], METADATA: [types.StructType]}
+_BESIDE: dict[str, list[type[types.DataType]]] = {
+    REASON: [types.StringType],
+    UNNAMED: [types.StringType],
+    METADATA: [types.StructType],
+}
 
 
 class Decoding:
@@ -40,7 +51,11 @@ class Decoding:
         codec = options.choice("codec", OPTIONS_OF_CODECS, "json")
         self._mode = options.choice("mode", MODES, "PERMISSIVE")
         self._record = options.text("columnNameOfCorruptRecord") or "_corrupt_record"
-        beside = {self._record, REASON, METADATA}
+        self._rescued = options.text("rescued")
+        if self._rescued is not None and self._rescued not in schema.names:
+            raise BadArgument(f"the option 'rescued' names no column of the schema: {self._rescued!r}")
+        beside = {self._record, REASON, METADATA, UNNAMED, *([self._rescued] if self._rescued else ())}
+        self._unnamed = UNNAMED in schema.names
         fields = [field for field in schema if field.name not in beside]
         for other, own in OPTIONS_OF_CODECS.items():
             if other != codec and (wrong := [name for name in own if name in options]):
@@ -52,7 +67,7 @@ class Decoding:
             raise BadArgument(f"the schema names a column twice: {', '.join(schema.names)}")
         for field in schema:
             if field.name in beside:
-                wanted = _BESIDE.get(field.name, _CORRUPT)
+                wanted = [types.StringType] if field.name == self._rescued else _BESIDE.get(field.name, _CORRUPT)
                 if type(field.dataType) not in wanted:
                     names = " or ".join(kind.typeName().upper() for kind in wanted)
                     raise BadArgument(f"the column {field.name!r} must be {names}, not {field.dataType.simpleString().upper()}")
@@ -67,7 +82,7 @@ class Decoding:
         ``path`` of the i-th raw row. Raises `Corrupt` in the mode FAILFAST, for the first record that is corrupt.
         """
         values = raw.column("value")
-        decoded = self._codec.decode(values)
+        decoded = self._codec.decode(values, len(values) if self._rescued else LOOKED if self._unnamed else None)
         if decoded.reasons and self._mode == "FAILFAST":
             row = min(decoded.reasons)
             raise Corrupt(
@@ -84,6 +99,11 @@ class Decoding:
                 columns.append(self._corrupt(values, decoded, field.type))
             elif field.name == REASON:
                 columns.append(_sparse(decoded.reasons, rows, field.type))
+            elif field.name == self._rescued:
+                texts = {row: written(found) for row, found in decoded.unnamed.items()}
+                columns.append(_sparse(texts, rows, field.type))
+            elif field.name == UNNAMED:
+                columns.append(_sparse(_summary(decoded), rows, field.type))
             elif field.name == METADATA:
                 columns.append(_metadata(raw, decoded, field.type))
             else:
@@ -126,7 +146,23 @@ def _arrow_schema(schema: types.StructType) -> pa.Schema:
 def _without_corrupt(decoded: Decoded) -> Decoded:
     good = np.ones(len(decoded.records), bool)
     good[list(decoded.reasons)] = False
-    return Decoded([column.filter(pa.array(good)) for column in decoded.columns], decoded.records[good])
+    places = np.cumsum(good) - 1
+    found = {int(places[row]): each for row, each in decoded.unnamed.items()}
+    return Decoded([each.filter(pa.array(good)) for each in decoded.columns], decoded.records[good], {}, found, decoded.unseen)
+
+
+def _summary(decoded: Decoded) -> dict[int, str]:
+    """`UNNAMED`, by row."""
+    if not decoded.unnamed and not decoded.unseen:
+        return {}
+    names = Counter[str]()
+    for found in decoded.unnamed.values():
+        names.update({_PLACES.sub(lambda place: place[0][0] + place[0][-1], name)[:NAME] for name in found})
+    told = {"records": len(decoded.unnamed) + decoded.unseen, "fields": dict(names.most_common(NAMES))}
+    return {0: json.dumps(told)}
+
+
+_PLACES = re.compile(r"\[\d+\]|\{[^{}]*\}")  # of an element, or of a value in a map
 
 
 def _sparse(values: dict[int, Any], rows: int, kind: pa.DataType) -> pa.Array:

@@ -29,14 +29,14 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import DataType, StructField, StructType
 from pyspark.storagelevel import StorageLevel
 
 from qewqew_core.errors import BadArgument
 from qewqew_core.secrecy import excerpt
-from qewqew_spark.tables.evolution import fits, new_columns
+from qewqew_spark.tables.evolution import evolved, fits, new_columns
 from qewqew_spark.tables.limits import checked, misfit_in
-from qewqew_spark.tables.session import delete, files_below, folding, quoted, setting
+from qewqew_spark.tables.session import conformed, delete, files_below, folding, quoted, setting
 from qewqew_spark.tables.upsert import DELETED, Upsert
 
 FORMATS = {"iceberg": "Iceberg", "delta": "Delta"}
@@ -167,6 +167,10 @@ class Append(ABC):
         new = self.columns_to_add(columns)
         self.left_out = [field.name for field in new] if self.schema_evolution == "ignore" else []
 
+    def parts(self) -> dict[str, int | None]:
+        """The columns by whose values rows are parted, see `limits.beyond_part`; none that only the connector knows."""
+        return {}
+
     def _held(self, columns: StructType) -> StructType:
         """The types that the table has for these."""
         return columns
@@ -204,7 +208,7 @@ class Append(ABC):
         for number in range(TRIES):
             if found := self._find():
                 snapshot, ours = next(iter(found.values()))
-                return Commit(self.table, snapshot, not ours, tuple(found))
+                return Commit(self.table, snapshot, not ours, tuple(batch for batch in self.batches if batch in found))
             if not add():
                 time.sleep(random.uniform(0, min(0.05 * 2**number, 2)))  # noqa: S311
         raise TooManyConflicts(f"{self.what}: gave up after {TRIES} tries, because others committed first each time")
@@ -253,9 +257,19 @@ class StagedAppend(Append):
     def _merge(self, files: Sequence[tuple[str, int]], keys: Sequence[str]) -> None:
         """Copy the files of the table, as it is, that have keys of ``files`` or ``keys``; `_add` then replaces them too."""
 
+    @staticmethod
+    def _widens(there: DataType, batch: DataType) -> bool:
+        """Can the format make the type of a column, or of a field of one, wider like this?"""
+        return False
+
     @abstractmethod
-    def _widen(self, columns: Sequence[StructField]) -> None:
-        """Add these columns to the table."""
+    def _widen(self, goal: StructType) -> None:
+        """Let these be the table's columns, unless somebody else just changed it."""
+
+    def changed(self, goal: StructType) -> StructType:
+        """Those columns of the goal that are not the table's."""
+        there = {field.name: field for field in self.there() or ()}
+        return StructType([field for field in goal if there.get(field.name) != field])
 
     @abstractmethod
     def _parts(self) -> list[str]:
@@ -273,13 +287,36 @@ class StagedAppend(Append):
         return rows.withColumns({there[key].name: F.lit(None).cast(there[key].dataType) for key in sorted(lacking)})
 
     def check(self, columns: StructType) -> None:
-        if self.upsert is None:
-            return super().check(columns)
         fold = folding(self.spark)
-        super().check(self.upsert.stored(columns, fold))
+        _, self.left_out = self._evolved(columns if self.upsert is None else self.upsert.stored(columns, fold))
+        if self.upsert is None:
+            return
         self.named_fields()
         if self.upsert.order_by is not None and fold(self.upsert.order_by) in map(fold, self.left_out):
             raise BadArgument(f"{self.what} has no column {self.upsert.order_by!r} to keep order_by in: add it first")
+
+    def _evolved(self, columns: StructType) -> tuple[StructType, list[str]]:
+        """What the table's columns become, so that it holds these, and what is left out. Raises as `check`."""
+        there, held = self.there(), self._held(columns)
+        if there is None:
+            return held, []
+        return evolved(there, held, self.schema_evolution, self.what, folding(self.spark), self._widens)
+
+    def cast(self, rows: DataFrame) -> DataFrame:
+        """As `Append.cast`, with the types that the table will have, also inside structs."""
+        fold = folding(self.spark)
+        known = {fold(field.name): field for field in self._evolved(rows.schema)[0]}
+        held = set(map(fold, rows.columns))
+        for key, field in known.items():
+            if not field.nullable and key not in held:
+                raise BadArgument(f"{self.what} requires the column {field.name!r}, which the batch lacks")
+        return rows.select(
+            [
+                conformed(checked(column.name, column.dataType), column.dataType, to.dataType, fold).alias(to.name)
+                for column in rows.schema
+                if (to := known.get(fold(column.name))) is not None  # else it is left out
+            ]
+        )
 
     def named_fields(self) -> list[StructField]:
         """The columns of `Upsert.named` that the table has; raises `BadArgument` if it lacks a key."""
@@ -294,7 +331,6 @@ class StagedAppend(Append):
 
     def write(self, rows: DataFrame) -> None:
         self.check(rows.schema)
-        rows = rows.drop(*self.left_out)
         deleted, fold = None, folding(self.spark)
         with ExitStack() as during:
             if self.upsert is not None:
@@ -304,12 +340,15 @@ class StagedAppend(Append):
                     during.callback(rows.unpersist)
                     deleted = rows.where(DELETED)
                 rows = rows.where(~F.col(DELETED)).drop(DELETED)
-            self._columns = rows.schema
             if self.there() is None:
                 self._make(self._held(rows.schema))
-            while self.names_fields and (new := self.columns_to_add(self._columns)):
-                self._widen(new)
-            rows, parts = self._partitioned(self._filled(self._required(self.cast(rows))))
+            for _ in range(TRIES if self.names_fields else 0):
+                if (goal := self._evolved(rows.schema)[0]) == self.there():
+                    break
+                self._widen(goal)
+            rows = self.cast(rows)
+            self._columns = rows.schema
+            rows, parts = self._partitioned(self._filled(self._required(rows)))
             self._staged = f"{self._location().rstrip('/')}/{self.directory}"
             options = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
             for name, value in _SETTINGS.items():
@@ -340,15 +379,15 @@ class StagedAppend(Append):
         files = [file for file in files if file[0] not in deleted]
 
         def add() -> bool:
-            if not self.names_fields and (new := self.columns_to_add(self._columns)):
-                self._widen(new)
+            if not self.names_fields and (goal := self._evolved(self._columns)[0]) != self.there():
+                self._widen(goal)
                 return True  # the table is another one now: look again, or a commit in between would not be seen
             if self.upsert is not None:
                 self._merge(files, deleted)
-            # While nobody knows whether the files are the table's, `abort` must not remove them: they stay as orphans.
+            # Once they may be the table's, `abort` must not remove the files: if they are not, they stay as orphans.
             self._staged = None
             done = self._add(files)
-            self._staged = staged
+            self._staged = None if done else staged
             return done
 
         commit = self.commit_once(add)

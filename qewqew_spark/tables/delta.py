@@ -23,7 +23,7 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import PyFileSystem
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import BooleanType, DateType, DecimalType, IntegralType, StringType, StructField, StructType
+from pyspark.sql.types import BooleanType, DateType, DecimalType, IntegralType, StringType, StructType
 
 from qewqew_core.errors import BadArgument
 from qewqew_core.limits import now_ms
@@ -125,14 +125,17 @@ class DeltaAppend(StagedAppend):
     def _held(self, columns: StructType) -> StructType:
         return relaxed(columns)
 
+    def parts(self) -> dict[str, int | None]:
+        return dict.fromkeys(self.partition_by if self.there() is None else self._parts())
+
     def _parts(self) -> list[str]:
         return list(self._loaded().metadata().partition_columns)
 
     def _partitioned(self, rows: DataFrame) -> tuple[DataFrame, list[str]]:
         return rows, self._parts()
 
-    def _widen(self, columns: Sequence[StructField]) -> None:
-        fields = Schema.from_json(relaxed(StructType(list(columns))).json()).fields
+    def _widen(self, goal: StructType) -> None:
+        fields = Schema.from_json(self.changed(goal).json()).fields
         with suppress(CommitFailedError):  # somebody else was faster
             self._loaded().alter.add_columns(list(fields))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from pyspark.sql import types
 
@@ -36,9 +37,10 @@ def new_columns(
 ) -> list[types.StructField]:
     """The columns of the batch that the table ``what`` lacks, to be added or left out.
 
-    Raises `BadArgument` for a column of another type (``same`` decides), and under the policy "fail" for a column that only
-    the table or only the batch has. ``into_structs``: compare fields of structs like columns, but for the case of their names,
-    which no reader reads over; otherwise a struct with other fields is another type.
+    Raises `BadArgument` for a column of another type (``same`` decides), under the policy "fail" for a column that only the
+    table or only the batch has, and under "rescue" for one that only the batch has. ``into_structs``: compare fields of structs
+    like columns, but for the case of their names, which no reader reads over; otherwise a struct with other fields is another
+    type.
     """
     found = list(differences(there, batch, fold, same, into_structs=into_structs))
     for name, old, now in found:
@@ -47,36 +49,91 @@ def new_columns(
                 f"{what}: the column {name!r} is {old.simpleString()} there and {now.simpleString()} in this batch; "
                 "cast it with 'sql', or write to another place"
             )
-    if policy == "fail" and found:
-        told = ", ".join(f"{name!r} is {'new' if old is None else 'missing'}" for name, old, _ in found)
-        raise BadArgument(f"{what}: this batch has other columns than the table, and schema_evolution is 'fail': {told}")
+    _refuse(found, policy, what)
     known = {fold(field.name) for field in there}
     return [field for field in batch if fold(field.name) not in known]
 
 
+def _refuse(found: Iterable[Difference], policy: str, what: str) -> None:
+    """Raise `BadArgument` for columns that only the table or only the batch has, if the policy says so."""
+    if policy == "fail" and (told := [f"{name!r} is {'new' if old is None else 'missing'}" for name, old, _ in found]):
+        raise BadArgument(
+            f"{what}: this batch has other columns than the table, and schema_evolution is 'fail': {', '.join(told)}"
+        )
+    if policy == "rescue" and (new := [name for name, old, _ in found if old is None]):
+        raise BadArgument(
+            f"{what}: {', '.join(map(repr, new))} is new, and schema_evolution is 'rescue', which keeps new fields of records, "
+            "and no new columns of a query"
+        )
+
+
 def differences(
-    there: types.DataType, batch: types.DataType, fold: Fold, same: Same, at: str = "", *, into_structs: bool
+    there: types.DataType, batch: types.DataType, fold: Fold, same: Same, at: str = "", *, into_structs: bool, cases: bool = True
 ) -> Iterator[Difference]:
-    """The columns, and fields of columns, by which two types differ. Nullability does not count."""
+    """The columns, and fields of columns, by which two types differ. Nullability does not count, nor, unless ``cases``, the case
+    of names that are equal for Spark.
+    """
+    deeper = partial(differences, fold=fold, same=same, into_structs=into_structs, cases=cases)
     match there, batch:
         case (types.StructType(), types.StructType()) if into_structs or not at:
             old, now = ({fold(field.name): field for field in struct} for struct in (there, batch))
-            if at and any(old[key].name != now[key].name for key in old.keys() & now.keys()):
+            if cases and at and any(old[key].name != now[key].name for key in old.keys() & now.keys()):
                 yield at, there, batch
                 return
             for key, field in (old | now).items():
                 where = f"{at}.{field.name}" if at else field.name
                 if key in old and key in now:
-                    yield from differences(old[key].dataType, field.dataType, fold, same, where, into_structs=into_structs)
+                    yield from deeper(old[key].dataType, field.dataType, at=where)
                 else:
                     yield where, old[key].dataType if key in old else None, field.dataType if key in now else None
         case types.ArrayType(), types.ArrayType():
-            yield from differences(there.elementType, batch.elementType, fold, same, f"{at}.element", into_structs=into_structs)
+            yield from deeper(there.elementType, batch.elementType, at=f"{at}.element")
         case types.MapType(), types.MapType():
-            yield from differences(there.keyType, batch.keyType, fold, same, f"{at}.key", into_structs=into_structs)
-            yield from differences(there.valueType, batch.valueType, fold, same, f"{at}.value", into_structs=into_structs)
+            yield from deeper(there.keyType, batch.keyType, at=f"{at}.key")
+            yield from deeper(there.valueType, batch.valueType, at=f"{at}.value")
         case _ if not same(there, batch):
             yield at, there, batch
+
+
+def evolved(
+    there: types.StructType, batch: types.StructType, policy: str, what: str, fold: Fold, widens: Same
+) -> tuple[types.StructType, list[str]]:
+    """The columns that the table ``what`` must have to hold those of the batch, and what is left out, under the policy "ignore".
+
+    Fields of structs are compared like columns, also in arrays and in values of maps. New ones are added, and a type becomes
+    wider where ``widens`` says that the format can do that. Raises `BadArgument` as `new_columns`.
+    """
+    found = list(differences(there, batch, fold, fits, into_structs=True, cases=False))
+    for name, old, now in found:
+        if old is not None and now is not None and (policy != "merge" or not widens(old, now)):
+            raise BadArgument(
+                f"{what}: the column {name!r} is {old.simpleString()} there and {now.simpleString()} in this batch; "
+                "cast it with 'sql', or write to another place"
+            )
+    _refuse(found, policy, what)
+    if policy == "ignore":
+        return there, [name for name, old, _ in found if old is None]
+    joined = _joined(there, batch, fold)
+    assert isinstance(joined, types.StructType)
+    return joined, []
+
+
+def _joined(there: types.DataType, batch: types.DataType, fold: Fold) -> types.DataType:
+    """The type of the table with what the batch adds."""
+    match there, batch:
+        case types.StructType(), types.StructType():
+            rest = {fold(field.name): field for field in batch}
+            fields = []
+            for field in there:
+                kind = _joined(field.dataType, rest.pop(fold(field.name), field).dataType, fold)
+                fields.append(types.StructField(field.name, kind, field.nullable, field.metadata))
+            return types.StructType([*fields, *relaxed(types.StructType([*rest.values()]))])
+        case types.ArrayType(), types.ArrayType():
+            return types.ArrayType(_joined(there.elementType, batch.elementType, fold), there.containsNull)
+        case types.MapType(), types.MapType():
+            key, value = _joined(there.keyType, batch.keyType, fold), _joined(there.valueType, batch.valueType, fold)
+            return types.MapType(key, value, there.valueContainsNull)
+    return there if fits(there, batch) else batch
 
 
 def merged(one: types.DataType, other: types.DataType, fold: Fold) -> types.DataType:
@@ -114,6 +171,12 @@ def fits(there: types.DataType, batch: types.DataType) -> bool:
     if isinstance(there, types.DecimalType) and isinstance(batch, types.DecimalType):
         return there.scale == batch.scale and there.precision >= batch.precision
     return there == batch or any(there in kinds and batch in kinds[: kinds.index(there)] for kinds in _WIDER)
+
+
+def holds(there: types.DataType, batch: types.DataType) -> bool:
+    """Can a column hold values that were inferred to be of another type? None at all is `NullType`."""
+    whole = isinstance(there, types.DoubleType) and isinstance(batch, types.IntegralType)
+    return fits(there, batch) or whole or isinstance(batch, types.NullType)
 
 
 def same_in_a_database(there: types.DataType, batch: types.DataType) -> bool:

@@ -22,6 +22,7 @@ from pyiceberg.manifest import DataFile, FileFormat
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, Table, TableProperties
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+from pyiceberg.transforms import TruncateTransform
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, types
 from pyspark.sql import functions as F
@@ -31,6 +32,7 @@ from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_core.secrecy import excerpt
 from qewqew_spark.tables.append import ATTEMPT, StagedAppend, TooManyConflicts, named
 from qewqew_spark.tables.data_files import Written, copied, path_to, with_ids
+from qewqew_spark.tables.evolution import fits, relaxed
 from qewqew_spark.tables.merging import Merge, Range, copy_rows
 from qewqew_spark.tables.partitions import PARTITION, parted, transform_of
 from qewqew_spark.tables.session import quoted
@@ -151,7 +153,16 @@ class IcebergAppend(StagedAppend):
         return self._loaded().location()
 
     def _held(self, columns: types.StructType) -> types.StructType:
-        return _columns(pa.schema(_arrow(columns).fields))
+        return _columns(pa.schema(_arrow(relaxed(columns)).fields))
+
+    def parts(self) -> dict[str, int | None]:
+        table = self._table or self._load()
+        if table is None:
+            found = [transform_of(text) for text in self.partition_by]
+        else:
+            paths = [(path_to(table.schema(), part.source_id), part.transform) for part in table.spec().fields]
+            found = [(path[0], transform) for path, transform in paths if len(path) == 1]
+        return {name: transform.width for name, transform in found if isinstance(transform, TruncateTransform)}
 
     def _parts(self) -> list[str]:
         table = self._loaded()
@@ -171,9 +182,13 @@ class IcebergAppend(StagedAppend):
             return rows, []
         return parted(rows, [(path_to(schema, part.source_id), part.transform) for part in spec.fields], self.what), [PARTITION]
 
-    def _widen(self, columns: Sequence[types.StructField]) -> None:
+    @staticmethod
+    def _widens(there: types.DataType, batch: types.DataType) -> bool:
+        return fits(batch, there)
+
+    def _widen(self, goal: types.StructType) -> None:
         with suppress(CommitFailedException), self._loaded().update_schema() as update:
-            update.union_by_name(pa.schema(_arrow(types.StructType(list(columns))).fields))
+            update.union_by_name(pa.schema(_arrow(self.changed(goal)).fields))
         self._load()
 
     def _prepared(self, files: Sequence[tuple[str, int]]) -> tuple[Table, Written, list[DataFile]]:
@@ -309,14 +324,14 @@ def _columns(schema: pa.Schema) -> types.StructType:
 
 
 def _arrow(kind: types.DataType) -> pa.DataType:
-    """The type that a table has for it: small integers are INT there, and all may be null. Raises `BadArgument`."""
+    """The type that a table has for it: small integers are INT there. Raises `BadArgument`."""
     match kind:
         case types.StructType():
-            return pa.struct([pa.field(field.name, _arrow(field.dataType)) for field in kind])
+            return pa.struct([pa.field(field.name, _arrow(field.dataType), field.nullable) for field in kind])
         case types.ArrayType():
-            return pa.list_(_arrow(kind.elementType))
+            return pa.list_(pa.field("element", _arrow(kind.elementType), kind.containsNull))
         case types.MapType():
-            return pa.map_(_arrow(kind.keyType), _arrow(kind.valueType))
+            return pa.map_(_arrow(kind.keyType), pa.field("value", _arrow(kind.valueType), kind.valueContainsNull))
         case types.DecimalType():
             return pa.decimal128(kind.precision, kind.scale)
     if (found := _PLAIN.get(type(kind))) is None:

@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from decimal import Context, Decimal
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
+    ByteType,
     DataType,
     DateType,
+    DecimalType,
+    IntegerType,
+    LongType,
     MapType,
+    ShortType,
+    StringType,
     StructField,
     StructType,
     TimestampNTZType,
@@ -28,6 +35,13 @@ MISFIT = "a value does not fit a table"
 NULL_KEY, NO_ORDER = "null, and it is one of the keys", "and no order_by says which is the last"
 _ENDS = " is not in the years 1 to 9999", NULL_KEY, NO_ORDER
 _LENGTH = "__CHAR_VARCHAR_TYPE_STRING"  # where Spark, for which it is a STRING, keeps the type of a table's column
+_LEAST: dict[type[DataType], int] = {
+    **dict.fromkeys((ByteType, ShortType, IntegerType), -(2**31)),  # which are INT there
+    LongType: -(2**63),
+}
+_ESCAPED = r"""[\x00-\x1f"#%'*/:=?\\\x7f{\[\]^]"""  # what Spark writes as %XX in the name of a directory
+_LONGEST_NAME = 255  # bytes; object stores take longer ones, most file systems do not
+_IN_NAME = f"of a directory: it has a zero byte, or more than {_LONGEST_NAME} bytes as Spark writes it"
 _BOUNDS: dict[type[DataType], tuple[str, str]] = {
     DateType: ("DATE'0001-01-01'", "DATE'9999-12-31'"),
     TimestampType: ("timestamp_micros(-62135596800000000)", "timestamp_micros(253402300799999999)"),  # in UTC
@@ -77,6 +91,26 @@ def beyond_column(value: Column, name: str, column: StructField, table: str) -> 
         text = F.concat(F.lit(f"{MISFIT}: {name}: '"), F.left(value, F.lit(80)), F.lit(f"' is longer than {found[0].upper()}"))
         reasons.append(F.when(F.char_length(F.rtrim(value)) > int(found[1]), text))
     return first_of(reasons)
+
+
+def beyond_part(value: Column, kind: DataType, name: str, width: int | None) -> Column | None:
+    """Why no partition can have the value: what `truncate` makes of it may be less than the type has, or it cannot be the name of
+    a directory. None: one can.
+
+    ``width``: of Iceberg's `truncate`; None: the directory of the partition is named by the value, `name=value`.
+    """
+    reason: Column | None = None
+    if width is None:
+        if isinstance(kind, StringType):
+            escaped = F.octet_length(F.regexp_replace(value, _ESCAPED, "%00")) + len(name.encode()) + 1
+            said = F.concat(F.lit(f"{MISFIT}: {name}: '"), F.left(value, F.lit(80)), F.lit(f"' cannot be the name {_IN_NAME}"))
+            reason = F.when((escaped > _LONGEST_NAME) | F.contains(value, F.lit("\0")), said)
+    elif type(kind) in _LEAST or isinstance(kind, DecimalType):
+        digits, scale = (kind.precision, kind.scale) if isinstance(kind, DecimalType) else (0, 0)
+        least = Decimal(_LEAST.get(type(kind), 1 - 10**digits) + width - 1).scaleb(-scale, Context(prec=40))
+        shown = F.concat(F.lit(f"{MISFIT}: {name}: "), value.cast("string"), F.lit(f" is too small for truncate({width}, …)"))
+        reason = F.when(value < F.lit(str(least)).cast(f"decimal(38, {scale})"), shown)
+    return reason
 
 
 def first_of(reasons: Iterable[Column | None]) -> Column | None:

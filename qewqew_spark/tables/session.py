@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,8 @@ from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from qewqew_spark.tables.evolution import Fold
@@ -24,6 +26,29 @@ def folding(spark: SparkSession) -> Fold:
 
 def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
+
+
+def conformed(value: Column, kind: DataType, to: DataType, fold: Fold) -> Column:
+    """The value in the type of a table's column, which may have more fields, wider ones and others in another case or order."""
+    match kind, to:
+        case _ if kind == to:
+            return value
+        case StructType(), StructType():
+            known = {fold(field.name): field for field in kind}
+            fields = [
+                conformed(value[known[key].name], known[key].dataType, each.dataType, fold)
+                if (key := fold(each.name)) in known
+                else F.lit(None).cast(each.dataType)
+                for each in to
+            ]
+            made = F.struct(*(field.alias(each.name) for field, each in zip(fields, to, strict=True)))
+            return F.when(value.isNotNull(), made)
+        case ArrayType(), ArrayType():
+            return F.transform(value, lambda element: conformed(element, kind.elementType, to.elementType, fold))
+        case MapType(), MapType():
+            values = F.transform_values(value, lambda _, each: conformed(each, kind.valueType, to.valueType, fold))
+            return values if kind.keyType == to.keyType else values.cast(to)
+    return value.cast(to)
 
 
 def ddl(kind: DataType) -> str:
@@ -156,6 +181,14 @@ def newest(spark: SparkSession, path: str, prefix: str, count: int) -> list[str]
     statuses = system.listStatus(target) if system.exists(target) else []
     found = [(int(status.getModificationTime()), str(status.getPath().getName())) for status in statuses]
     return [name for _, name in sorted(each for each in found if each[1].startswith(prefix))[-count:]]
+
+
+def older(spark: SparkSession, path: str, seconds: float) -> list[str]:
+    """The names in a directory that have not changed for this long; none if it does not exist."""
+    target, system = _hadoop(spark, path)
+    statuses = system.listStatus(target) if system.exists(target) else []
+    limit = (time.time() - seconds) * 1000
+    return [str(status.getPath().getName()) for status in statuses if int(status.getModificationTime()) < limit]
 
 
 def read_bytes(spark: SparkSession, path: str) -> bytes | None:

@@ -433,7 +433,7 @@ def scripted_reader(data: bytes) -> bytes:
         run = [816 * (two % 4), two % 4, 1 + one // 128, two % 4 * 4 + one % 4, places]
         session = str(three % 2)
         change = {"id": _BATCH["id"], "key": "l", "attempt": 2, "lease_timeout": None, "reason": "", "ids": [_BATCH["id"]]}
-        change |= {"keep_manifest": True, "on_disk": 0}
+        change |= {"keep_manifest": True, "on_disk": 0, "retry_delay": two}
         change["state"] = ("acked", "returned", "dead")[two % 3]
         op = ("lease_again", "extend", "release", "forget")[one % 4]
         operations: list[list[Any]] = [

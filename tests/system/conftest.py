@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from demo.local_airflow import LocalAirflow
+from qewqew_core.tools import marker
 
 DAGS_EXAMPLES = Path(__file__).parents[2] / "dags_examples"
 
@@ -44,8 +45,11 @@ def settings() -> Callable[[Path, Path, str], dict[str, str]]:
     """``settings(queues, output, master)`` is the environment of an Airflow with these directories and this Spark."""
 
     def make(queues: Path, output: Path, master: str) -> dict[str, str]:
+        marker.init(str(queues))
         return {
-            "AIRFLOW_CONN_QEWQEW_DEFAULT": json.dumps({"conn_type": "qewqew", "host": str(queues)}),
+            "AIRFLOW_CONN_QEWQEW_DEFAULT": json.dumps(
+                {"conn_type": "qewqew", "host": str(queues), "extra": {"retry_delay": 0}}  # no test waits for minutes
+            ),
             "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": master}),
             "QEWQEW_DEMO_OUTPUT": str(output),
         }

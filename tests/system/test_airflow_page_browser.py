@@ -16,6 +16,7 @@ import pytest
 
 from demo.local_airflow import LocalAirflow
 from qewqew_core import Message, Queue, Topic
+from qewqew_core.tools import marker
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, FrameLocator, Page
@@ -60,7 +61,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(browser: Browser, directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    directory.mkdir()
+    marker.init(str(directory))
     connections = {"DEFAULT": directory, "TWIN": directory, "ARCHIVE": directory / "not there"}
     env = {
         f"AIRFLOW_CONN_QEWQEW_{name}": json.dumps({"conn_type": "qewqew", "host": str(host)})
@@ -99,7 +100,7 @@ def login(browser: Browser, server: ApiServer) -> Iterator[Callable[[str], Brows
 def queues(directory: Path) -> Path:
     """The directory with a queue that has a batch of each kind, a hostile queue, and a topic."""
     shutil.rmtree(directory)
-    directory.mkdir()
+    marker.init(str(directory))
     with Queue(directory / "flights", max_attempts=1) as queue:
         queue.put_many([b'{"flight": %d}' % number for number in range(12_345)])
         for number, records in (("1", 1000), ("2", 345)):

@@ -16,6 +16,7 @@ import pytest
 
 from demo.local_airflow import LocalAirflow
 from qewqew_core import Queue
+from qewqew_core.tools import marker
 
 pytest.importorskip("airflow.providers.fab", reason="the FAB provider is not installed")
 import requests  # what the provider needs
@@ -71,6 +72,7 @@ def dead(directory: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def server(directory: Path, dead: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[FabApiServer]:
+    marker.init(str(directory))
     env = {"AIRFLOW_CONN_QEWQEW_DEFAULT": json.dumps({"conn_type": "qewqew", "host": str(directory)})}
     with FabApiServer(tmp_path_factory.mktemp("airflow"), tmp_path_factory.mktemp("dags"), env) as running:
         running.create_admin()

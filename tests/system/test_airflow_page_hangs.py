@@ -19,6 +19,7 @@ import pytest
 
 from demo.local_airflow import LocalAirflow
 from qewqew_core import Queue
+from qewqew_core.tools import marker
 
 TIMEOUT = 300  # seconds
 
@@ -71,7 +72,7 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
 
 @pytest.mark.quick("an API server with a mount that hangs goes on, however often the page is asked for it")
 def test_a_mount_that_hangs_costs_a_row_and_never_the_server(mount: Mount, tmp_path: Path) -> None:
-    (tmp_path / "queues").mkdir()
+    marker.init(str(tmp_path / "queues"))
     with Queue(tmp_path / "queues" / "orders") as queue:
         queue.put_many([b"x"] * 3)
     env = {

@@ -17,6 +17,7 @@ from celery_airflow import MISSING, CeleryAirflow
 from killing import counts, java_of, locked, nothing_left, rows, stopped_in_commit, until
 
 from qewqew_core import Queue
+from qewqew_core.tools import marker
 
 EXAMPLES = Path(__file__).parents[2] / "dags_examples"
 RECORDS = 1500
@@ -92,7 +93,7 @@ def queues(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of the host of its name each directory, as its connection says, but for ``shared``."""
     directory = tmp_path_factory.mktemp("queues")
     for name in ("shared", *CeleryAirflow.hosts):
-        (directory / name).mkdir()
+        marker.init(str(directory / name))
     return directory
 
 
@@ -134,7 +135,7 @@ def test_a_task_in_the_wrong_lane_fails_at_once_and_makes_no_second_queue(airflo
             f"WrongHost: {queues / 'w1'}: connection 'qewqew_w1' has this directory on host 'w1', but this runs on 'w2'" in told
         )
         assert "give the task a queue= that only the worker on 'w1' serves" in told
-    assert list((queues / "w1").iterdir()) == []
+    assert [path.name for path in (queues / "w1").iterdir()] == [marker.NAME]
 
 
 def test_two_tasks_on_two_hosts_drain_one_queue(airflow: CeleryAirflow, queues: Path) -> None:

@@ -53,6 +53,7 @@ const ACTS = {
   return: ["Return", "The next lease gets the batch first, whole, as one more attempt. If that fails too, it is dead again."],
   "put-back": ["Put back", "The records go back to the front, and will come in new batches with new ids. Output that an attempt may have " +
     "written under this batch's id stays and is not replaced: put back only what wrote nothing."],
+  retry: ["Retry", "The batch waits after its failure. It becomes due now: the next lease gets it first, whole, as one more attempt."],
   drop: ["Drop", "The records are deleted permanently. Nothing brings them back."],
 };
 const RETURN_LEASED = "Airflow says that nobody works on it any more. The next lease gets the batch first, whole, as one more attempt; after " +
@@ -83,7 +84,7 @@ export async function actNow(refresh) {
       body: JSON.stringify({ ...place, batch: batch.id, state: batch.state, attempt: batch.attempt, made: batch.made }),
     });
     $("confirm").close();
-    toast(`${{ return: "Returned", "put-back": "Put back", drop: "Dropped" }[act]}: batch ${batch.id}`);
+    toast(`${{ return: "Returned", "put-back": "Put back", drop: "Dropped", retry: "Due now" }[act]}: batch ${batch.id}`);
   } catch (error) {
     $("confirm-error").textContent = error.message;
     $("confirm-do").disabled = false;

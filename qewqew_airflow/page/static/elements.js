@@ -89,6 +89,7 @@ export function duration(seconds) {
 }
 
 export const secondsSince = moment => Math.max(0, (now() - Date.parse(moment)) / 1000);
+export const secondsUntil = moment => Math.max(0, (Date.parse(moment) - now()) / 1000);
 export const age = moment => moment ? duration(secondsSince(moment)) : "–";
 export function clock(moment) { // the day only if it is not today
   const date = new Date(moment), time = { hour: "numeric", minute: "2-digit" };

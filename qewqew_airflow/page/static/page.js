@@ -108,6 +108,7 @@ const DO = {
   return: payload => confirmAct("return", payload),
   "put-back": payload => confirmAct("put-back", payload),
   drop: payload => confirmAct("drop", payload),
+  retry: payload => confirmAct("retry", payload),
   range: async hours => { state.queue.hours = hours; await readSamples(); render(); },
 };
 

@@ -1,6 +1,6 @@
 // The page of one queue or topic: what it holds, how it was, and its batches.
 
-import { $, age, brokenRow, clock, duration, h, kindCell, now, numberCell, peekButton, plural, short, size, table,
+import { $, age, brokenRow, clock, duration, h, kindCell, now, numberCell, peekButton, plural, secondsUntil, short, size, table,
   update } from "./elements.js";
 import { RANGES, drawPlot } from "./plot.js";
 
@@ -87,12 +87,13 @@ function batchRow(route, connection, batch) {
     h(`button.act${danger ? ".danger" : ""}`, { type: "button", do: act, payload, "aria-label": `${text} batch ${batch.id}` }, text);
   const stuck = batch.state === "leased" && batch.owner?.life === "gone";
   const acts = [connection?.peek && batch.state !== "gone" && button("peekBatch", "Peek"),
-    connection?.act && (batch.state === "dead" || stuck) && button("return", "Return"),
+    connection?.act && (batch.state === "dead" || stuck) && button("return", "Return"), connection?.act && batch.due && button("retry", "Retry now"),
     connection?.act && batch.state === "dead" && [button("put-back", "Put back"), button("drop", "Drop", true)]];
   const [state, title] = { acked: ["done", "acknowledged; its records are kept for a while"],
     gone: ["done", "acknowledged; its records are no longer kept"] }[batch.state] ?? [batch.state];
   return { key: `${batch.reader ?? ""} ${batch.id}`, classes: isSought(route, batch) ? ".sought" : "", cells: [
-    h("td", {}, h(`span.badge.${batch.state}`, { title }, state), stuck && h("span.badge.dead", { title: batch.owner.why }, "stuck")),
+    h("td", {}, h(`span.badge.${batch.state}`, { title }, state), stuck && h("span.badge.dead", { title: batch.owner.why }, "stuck"),
+      batch.due && h("div.quiet.small", { title: "It failed: the next lease may have it then." }, `due in ${duration(secondsUntil(batch.due))}`)),
     h("td", {}, owner(batch), batch.reader && h("div.quiet.small", {}, `reader ${batch.reader}`), h("code.small", {}, batch.id),
       stagers(batch), batch.reason && h("div.reason", {}, batch.reason), stuck && h("div.reason", {}, `Nobody works on it: ${batch.owner.why}.`)),
     h("td", { title: `${plural(batch.records, "record")}, ${plural(batch.bytes, "byte")}` }, short(batch.records)),

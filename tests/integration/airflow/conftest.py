@@ -20,6 +20,8 @@ import pytest
 from asking import Login
 from holding import Held
 
+from qewqew_core.tools import marker
+
 # Airflow reads its configuration when it is imported: a home of its own first, never the user's.
 os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="airflow-"))
 os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
@@ -61,10 +63,12 @@ def keep_api_server() -> None:
 
 
 @pytest.fixture
-def connect(monkeypatch: pytest.MonkeyPatch) -> Connect:
-    """Define a connection by its fields, as an environment variable does."""
+def connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Connect:
+    """Define a connection by its fields, as an environment variable does. A directory that is there gets its marker."""
 
     def define(conn_id: str, conn_type: str, host: str | None, **extra: Any) -> None:
+        if host and Path(host).is_relative_to(tmp_path) and os.path.isdir(host):
+            marker.init(host)
         fields = {"conn_type": conn_type, "host": host, "extra": extra}
         monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps(fields))
 
@@ -76,7 +80,7 @@ def directory(tmp_path: Path, connect: Connect) -> Path:
     """The directory of the connection qewqew_default."""
     path = tmp_path / "queues"
     path.mkdir()
-    connect("qewqew_default", "qewqew", str(path))
+    connect("qewqew_default", "qewqew", str(path), retry_delay=0)  # no test waits for minutes
     return path
 
 

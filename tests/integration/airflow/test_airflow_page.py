@@ -8,6 +8,7 @@ import sqlite3
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from asking import FROM_THE_PAGE, KEY, PAGE, RECORDS, Login, act, dead_batch, on
 
 from qewqew_core import Message, Queue, Topic
 from qewqew_core.limits import now_ms
+from qewqew_core.tools import marker
 
 pytestmark = pytest.mark.filterwarnings("ignore:The HMAC key")  # of an Airflow that was just made
 
@@ -31,7 +33,7 @@ OPERATORS = {"op", "admin"}
 ROUTES = [
     *((("GET", path), ALL) for path in [*LOOKS, *OF_A_QUEUE]),
     (("GET", "connections/qewqew_default/records?queue=orders"), OPERATORS),
-    *((("POST", f"connections/qewqew_default/{action}"), OPERATORS) for action in ("return", "put-back", "drop")),
+    *((("POST", f"connections/qewqew_default/{action}"), OPERATORS) for action in ("return", "put-back", "drop", "retry")),
 ]
 
 
@@ -375,7 +377,7 @@ def test_looking_at_what_is_not_there_makes_nothing(directory: Path, client: Log
     op.get(RECORDS, params={"topic": "events"})
     act(op, "drop", {"queue": "orders", "batch": "b", "attempt": 1, "made": 1})
     act(op, "drop", {"topic": "events", "reader": "r", "batch": "b", "attempt": 1, "made": 1})
-    assert list(directory.iterdir()) == []
+    assert [path.name for path in directory.iterdir()] == [marker.NAME]
 
 
 def test_an_unexpected_error_has_no_traceback(directory: Path, client: Login, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,6 +444,31 @@ def test_a_dead_batch_of_a_reader_is_returned_put_back_or_dropped(directory: Pat
             assert [one.state for one in reader.batches()] == states
             assert reader.dead() == []
             assert len(reader.read_many(10, timeout=0)) == (2 if action == "put-back" else 0)
+
+
+def test_a_batch_that_is_not_due_says_when_and_is_due_at_once_for_who_says_so(
+    directory: Path, client: Login, fresh: None
+) -> None:
+    with Queue(directory / "orders", retry_delay=3600) as queue:
+        queue.put_many([b"1", b"2"])
+        for key, timeout in (("returned", None), ("expired", 0.001)):
+            batch = queue.lease(key, max_records=1, lease_timeout=timeout)
+            assert batch is not None
+            if timeout is None:
+                batch.nack("no luck")
+    op = client("op")
+    rows = op.get(f"{PAGE}/connections/qewqew_default/batches", params={"queue": "orders"}).json()["batches"]
+    assert [row["state"] for row in rows] == ["returned", "returned"]
+    for row in rows:
+        assert 3500 < (datetime.fromisoformat(row["due"]) - datetime.now(UTC)).total_seconds() < 3600
+        body = {"queue": "orders", "batch": row["id"], "state": "returned", "attempt": 1, "made": row["made"]}
+        assert [act(op, action, body).status_code for action in ("return", "put-back", "drop")] == [400] * 3
+        assert act(op, "retry", body).status_code == 200
+        assert act(op, "retry", {**body, "state": "dead"}).status_code == 400
+    found = op.get(f"{PAGE}/connections/qewqew_default/batches", params={"queue": "orders"}).json()["batches"]
+    assert [row["due"] for row in found] == [None, None]
+    with Queue(directory / "orders") as queue:
+        assert {queue.lease(key).id for key in "ab"} == {row["id"] for row in rows}  # type: ignore[union-attr]
 
 
 @pytest.fixture

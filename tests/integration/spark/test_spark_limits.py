@@ -138,3 +138,31 @@ def test_days_before_the_calendar_changed_are_the_same_days_whatever_spark_is_se
     rows = lake.session.sql("SELECT DATE'1500-01-01' AS day, TIMESTAMP'1582-10-04 12:00:00' AS at")
     append_once(rows, lake.name(kind), "b1", format=kind)
     assert lake.rows(kind, 'day::VARCHAR, "at"::VARCHAR') == [("1500-01-01", "1582-10-04 12:00:00+00")]
+
+
+def test_a_value_without_a_partition_is_a_bad_record(lake, tmp_path):
+    def run_with(kind: str, schema: str, parts: list[str], records: list[dict[str, Any]], again: bool = False) -> dict[str, int]:
+        name = f"t{len(parts[0])}{kind}"
+        place = {"table": f"lake.shop.{name}"} if kind == "iceberg" else {"path": f"{tmp_path}/{name}"}
+        batch = make_batch(tmp_path / f"b-{name}-{again}", lines(*records), batch_id=f"{name}-{again}")
+        out = Output(**place, format=kind, partition_by=parts)
+        result = run(lake.session, str(batch), [out], schema=schema, quarantine=f"{tmp_path}/aside")
+        assert result["outputs"][0]["written"] == result["good"] == len(records) - result["bad"]
+        return result["reasons"]
+
+    numbers = "i INT, b BIGINT, d DECIMAL(20, 4)"
+    least = [{"i": -(2**31)}, {"b": -(2**63)}, {"d": "-9999999999999999.9999"}]
+    most = [{"i": 6 - 2**31, "b": 6 - 2**63, "d": "-9999999999999999.9993"}, {"i": 2**31 - 1, "b": 2**63 - 1}, {}]
+    parts = ["truncate(7, i)", "truncate(7, b)", "truncate(7, d)"]
+    for again in False, True:  # the table is made, and is there
+        assert run_with("iceberg", numbers, parts, [*least, *most], again) == {"a value does not fit a table": 3}
+    table = lake.catalog.load_table("shop.t14iceberg")
+    assert table.scan(f"i == {6 - 2**31}").to_arrow()["b"].to_pylist() == [6 - 2**63] * 2
+
+    texts = [{"k": text, "v": 1} for text in ("x" * 253, "ä" * 126, "=" * 84, "a\0b", "x" * 254, "ä" * 127, "=" * 85)]
+    for kind in "delta", "parquet":
+        for again in False, True:
+            assert run_with(kind, "k STRING, v INT", ["k"], texts, again) == {"a value does not fit a table": 4}
+    reasons = {row.reason for row in lake.session.read.parquet(f"{tmp_path}/aside").collect()}
+    assert any("i: -2147483648 is too small for truncate(7, …)" in reason for reason in reasons)
+    assert any("k: 'xxx" in reason and "cannot be the name of a directory" in reason for reason in reasons)

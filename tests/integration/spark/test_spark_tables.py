@@ -138,6 +138,24 @@ def test_files_of_a_commit_of_which_nobody_knows_are_kept(lake: Lake, kind: str,
 
 
 @KINDS
+def test_files_of_a_commit_stay_when_the_look_after_it_fails(lake: Lake, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    append = append_to(lake.session, lake.name(kind), "orders-1", kind)
+    append.write(lake.session.range(3))
+    find, looks = append._find, iter([True, False])
+
+    def failing() -> Any:
+        if next(looks):
+            return find()
+        raise ConnectionError("the catalog is gone")
+
+    monkeypatch.setattr(append, "_find", failing)
+    with pytest.raises(ConnectionError):
+        append.commit()
+    append.abort()
+    assert lake.rows(kind) == [(0,), (1,), (2,)]
+
+
+@KINDS
 def test_an_owner_that_is_faster_while_columns_are_added_is_seen(lake: Lake, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     append_once(lake.session.range(1), lake.name(kind), "before", format=kind)
     slow, fast = (append_to(lake.session, lake.name(kind), "orders-1", kind) for _ in range(2))

@@ -26,7 +26,7 @@ from spark_lake import Lake
 from qewqew_core import BadArgument
 from qewqew_spark.jobs.batch import run
 from qewqew_spark.jobs.output import Output
-from qewqew_spark.tables import append_once
+from qewqew_spark.tables import append_once, append_to
 
 pytestmark = pytest.mark.xdist_group("spark")
 KINDS = pytest.mark.parametrize("kind", ["iceberg", "delta"])
@@ -60,6 +60,7 @@ class Orders:
         return int(DeltaTable(self.lake.name(self.kind)).to_pyarrow_dataset().count_rows(filter=dataset.field(name) == value))
 
 
+@pytest.mark.quick("a batch replaces and removes rows of Iceberg or Delta by their keys, once")
 @KINDS
 def test_rows_replace_and_remove_those_with_the_same_key_once(lake: Lake, kind: str) -> None:
     orders = Orders(lake, kind)
@@ -103,6 +104,22 @@ def test_without_an_order_the_batch_wins_and_may_not_contradict_itself(lake: Lak
     with pytest.raises(BadArgument, match="the column id: null, and it is one of the keys"):
         orders.put((1, "c", 1), (None, "d", 1))
     assert orders.rows() == [(1, "b", 1)]
+
+
+@KINDS
+def test_several_batches_in_one_commit_have_one_last_row_of_a_key(lake: Lake, kind: str) -> None:
+    made = {"b-1": (1, "new", 5), "b-2": (1, "old", 4), "b-3": (2, "two", 1)}
+
+    def put(*ids: str) -> None:
+        append = append_to(lake.session, lake.name(kind), ids, kind, keys=["id"], order_by="ts")
+        append.write(lake.session.createDataFrame([made[each] for each in ids], "id BIGINT, name STRING, ts INT"))
+        assert append.commit().batches == ids
+        assert [*append_to(lake.session, lake.name(kind), ids, kind).committed()] == [*ids]
+
+    put("b-1", "b-2")
+    assert lake.rows(kind) == [(1, "new", 5)]
+    put("b-3")
+    assert lake.rows(kind) == [(1, "new", 5), (2, "two", 1)]
 
 
 TYPES = {

@@ -11,16 +11,20 @@ from typing import Any
 
 import pytest
 
+from qewqew_core.tools import marker
+
 os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="airflow-"))
 os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
 os.environ.setdefault("AIRFLOW__CORE__UNIT_TEST_MODE", "False")
 
 
 @pytest.fixture
-def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Define a connection by its fields, as an environment variable does."""
+def connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Define a connection by its fields, as an environment variable does. A directory that is there gets its marker."""
 
     def define(conn_id: str, conn_type: str, host: str | None, **extra: Any) -> None:
+        if host and Path(host).is_relative_to(tmp_path) and os.path.isdir(host):
+            marker.init(host)
         fields = {"conn_type": conn_type, "host": host, "extra": extra}
         monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps(fields))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable
 from contextlib import closing
@@ -14,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from qewqew_airflow.errors import WrongConnection
+from qewqew_airflow.errors import WrongConnection, errno_of
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_core import BadArgument, BadPath, Broken, Message
+from qewqew_core.tools import marker
 from qewqew_core.tools.listing import Kind, kind_of
 
 Connect = Callable[..., None]
@@ -39,7 +41,7 @@ def test_a_queue_lies_in_the_directory_of_its_connection(directory: Path, name: 
 def test_a_name_that_is_none_or_leaves_the_directory_is_refused(directory: Path, name: Any) -> None:
     with pytest.raises(BadPath, match="is not the name of a queue"):
         QewQewHook().path(name)
-    assert list(directory.iterdir()) == []
+    assert [path.name for path in directory.iterdir()] == [marker.NAME]
 
 
 @pytest.mark.parametrize("error", [errno.ENOTCONN, errno.EIO, errno.ESTALE], ids=errno.errorcode.get)
@@ -108,7 +110,7 @@ def test_a_connection_without_an_absolute_directory_is_refused(connect: Connect,
 
 def test_a_directory_that_does_not_exist_is_not_created(directory: Path, connect: Connect) -> None:
     connect("qewqew_default", "qewqew", str(directory / "missing"))
-    with pytest.raises(BadPath, match=r"missing: .*does not exist on this worker; .*mkdir -p"):
+    with pytest.raises(BadPath, match=r"missing: .*does not exist on this worker; .*qewqew init"):
         QewQewHook().path("orders")
     with pytest.raises(BadPath, match="does not exist"):
         QewQewHook().inspect("orders")
@@ -125,7 +127,7 @@ def test_a_connection_of_another_type_is_refused_before_anything_is_touched(
             use()
     found, message = QewQewHook().test_connection()
     assert (found, "WrongConnection" in message) == (False, True)
-    assert list(directory.iterdir()) == []
+    assert [path.name for path in directory.iterdir()] == [marker.NAME]
 
 
 def test_a_missing_subdirectory_is_named(directory: Path) -> None:
@@ -166,6 +168,7 @@ def test_the_settings_of_a_queue_come_from_the_extra(connect: Connect) -> None:
         "min_free_bytes": 0,
         "log_bytes": 1 << 20,
         "max_attempts": 2,
+        "retry_delay": 1.5,
         "retention": 60,
         "retention_bytes": 0,
         "group": "etl",
@@ -189,6 +192,7 @@ def test_settings_may_be_text_and_empty_ones_are_not_set(connect: Connect) -> No
         *[("min_free_bytes", value) for value in (-1, "1G")],
         *[("log_bytes", value) for value in (0, "1M", 2**30 + 1)],
         *[("max_attempts", value) for value in (0, -1)],
+        ("retry_delay", -1),
         *[("retention", value) for value in (-1, 1e12)],
         ("retention_bytes", -1),
         *[("group", value) for value in (1, True, "et\nl", "no-such-group")],
@@ -198,13 +202,13 @@ def test_a_setting_out_of_range_is_refused_by_name(connect: Connect, directory: 
     connect("qewqew_default", "qewqew", str(directory), **{name: value})
     with pytest.raises(BadArgument, match=f"'qewqew_default': extra {name}|no group 'no-such-group'"):
         QewQewHook().queue("orders")
-    assert list(directory.iterdir()) == []
+    assert [path.name for path in directory.iterdir()] == [marker.NAME]
 
 
 def test_an_unknown_setting_is_refused(connect: Connect) -> None:
     """A misspelt sync would be a queue that is less durable than its owner thinks."""
     connect("qewqew_default", "qewqew", "/", snyc="never")
-    with pytest.raises(BadArgument, match="'snyc'; it may have hostname, chunk_size, sync"):
+    with pytest.raises(BadArgument, match="'snyc'; it may have hostname, directory_id, chunk_size, sync"):
         QewQewHook().settings()
 
 
@@ -222,6 +226,8 @@ def test_a_group_shares_what_a_connection_names_it_for(connect: Connect, directo
     connect("qewqew_default", "qewqew", str(directory), group=str(os.getegid()))
     os.chown(directory, -1, os.getegid())
     directory.chmod(0o2770)
+    (directory / marker.NAME).unlink()
+    marker.init(str(directory), group=str(os.getegid()))
     with QewQewHook().queue("orders") as queue:
         queue.put(b"1")
     with QewQewHook().topic("events") as topic:
@@ -275,7 +281,7 @@ def test_a_setting_of_topics_out_of_range_is_refused_by_name(connect: Connect, d
         QewQewHook().topic("events")
     with pytest.raises(BadArgument, match=f"extra topic {name}"):  # a connection is right or wrong, whatever is opened
         QewQewHook().queue("orders")
-    assert list(directory.iterdir()) == []
+    assert [path.name for path in directory.iterdir()] == [marker.NAME]
 
 
 @pytest.mark.parametrize(
@@ -321,7 +327,7 @@ def test_a_topic_cannot_be_a_queue_nor_a_queue_a_topic(directory: Path) -> None:
 def test_inspecting_a_reader_counts_what_waits_for_it_and_makes_nothing(directory: Path) -> None:
     hook = QewQewHook()
     assert hook.inspect_reader("events", "load").records == 0
-    assert list(directory.iterdir()) == []
+    assert [path.name for path in directory.iterdir()] == [marker.NAME]
     with hook.topic("events") as topic:
         topic.append_many([b"abc", b"de"])
     assert [hook.inspect_reader("events", "load").records, hook.inspect_reader("events", "load").bytes] == [2, 5]
@@ -331,7 +337,7 @@ def test_inspecting_a_reader_counts_what_waits_for_it_and_makes_nothing(director
 def test_inspecting_a_queue_that_does_not_exist_counts_nothing_and_makes_nothing(directory: Path) -> None:
     stats = QewQewHook().inspect("orders")
     assert (stats.records, stats.bytes, stats.oldest, stats.returned) == (0, 0, None, 0)
-    assert list(directory.iterdir()) == []
+    assert [path.name for path in directory.iterdir()] == [marker.NAME]
 
 
 def test_the_connection_test_says_what_is_wrong(connect: Connect, directory: Path) -> None:
@@ -344,3 +350,35 @@ def test_the_connection_test_says_what_is_wrong(connect: Connect, directory: Pat
     works, message = QewQewHook().test_connection()
     assert not works
     assert message.startswith("BadPath: ")
+
+
+def test_a_directory_without_the_marker_or_with_another_id_is_refused(connect: Connect, directory: Path) -> None:
+    """Where a mount is missing, its directory is there, and empty: a queue in it would hide the records of the real one."""
+    connect("qewqew_default", "qewqew", str(directory), directory_id="lake-1")
+    uses = [
+        lambda: QewQewHook().queue("orders"),
+        lambda: QewQewHook().topic("orders"),
+        lambda: QewQewHook().into(Kind.QUEUE, "orders"),
+        lambda: QewQewHook().inspect("orders"),
+        lambda: QewQewHook().inspect_reader("orders", "r"),
+    ]
+
+    def refused(message: str) -> None:
+        for use in uses:
+            with pytest.raises(BadPath, match=message) as caught:
+                use()
+            assert errno_of(caught.value) == errno.ENOENT  # a task is tried again
+        found, said = QewQewHook().test_connection()
+        assert not found
+        assert re.search(message, said)
+
+    refused("has the id '.*', and not 'lake-1'")
+    (directory / marker.NAME).unlink()
+    refused("has no marker .* so a mount may be missing")
+    assert list(directory.iterdir()) == []
+    marker.init(str(directory), "lake-1")
+    assert QewQewHook().inspect("orders").records == 0
+    assert QewQewHook().test_connection()[0]
+    connect("qewqew_default", "qewqew", str(directory), directory_id="no id")
+    with pytest.raises(BadArgument, match="directory_id must be 1 to 100 letters"):
+        QewQewHook().inspect("orders")

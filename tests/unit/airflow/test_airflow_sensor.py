@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -136,7 +137,7 @@ def test_what_is_wrong_in_the_triggerer_fails_the_task_as_it_would_fail_itself(
         case "no connection":
             monkeypatch.delenv("AIRFLOW_CONN_QEWQEW_DEFAULT")
         case "no directory":
-            directory.rmdir()
+            shutil.rmtree(directory)
     trigger = QewQewReadyTrigger(
         qewqew_conn_id="qewqew_default", source={"queue_name": "orders"}, thresholds={}, poll_interval=60
     )

@@ -28,6 +28,7 @@ from qewqew_airflow.operators.spark_submit import QewQewSparkSubmitOperator
 from qewqew_airflow.operators.spark_worker import check_java, find_spark_submit
 from qewqew_airflow.shared.source import Source
 from qewqew_core import BadArgument, BadPath, Batch, Queue, Topic
+from qewqew_core.tools import marker
 from qewqew_spark.jobs.batch import arguments
 from qewqew_spark.jobs.output import Output
 
@@ -114,7 +115,8 @@ def test_outputs_that_are_wrong_are_an_error_of_the_dag_file(outputs: Any, messa
         ({"outputs": OUTPUTS, "max_bad_records": -1}, "max_bad_records"),
         ({"outputs": OUTPUTS, "codec": "xml"}, "codec must be one of json, csv"),
         ({"outputs": OUTPUTS, "codec": "avro"}, "the codec 'avro' needs a schema"),
-        ({"outputs": OUTPUTS, "schema_evolution": "rescue"}, "schema_evolution must be one of"),
+        ({"outputs": OUTPUTS, "schema_evolution": "grow"}, "schema_evolution must be one of"),
+        ({"outputs": OUTPUTS, "codec": "text", "rescued": "more"}, "takes no .rescued."),
         ({"outputs": OUTPUTS, "read_options": {"mode": "FAILFAST"}}, "the read option 'mode' is set by the job itself"),
         ({"application": "mine.py", "codec": "csv"}, "codec is for the ready-made job"),
         *[
@@ -167,7 +169,7 @@ def test_a_task_that_fails_before_it_has_leased_makes_no_reader_to_return_a_batc
     submit = operator(queue_name=None, topic="events", reader="load", outputs=OUTPUTS)
     context: Any = {"ti": SimpleNamespace(try_number=1, max_tries=0)}
     submit._after_failure(context, QewQewHook(), "key", AirflowException("no Java"))
-    assert list(directory.iterdir()) == []
+    assert [path.name for path in directory.iterdir()] == [marker.NAME]
     submit.topic = "../events"
     with pytest.raises(BadPath, match="is not the name"):
         submit._source().path(QewQewHook())
@@ -449,12 +451,13 @@ def test_the_result_of_a_job_is_an_object_or_nothing(tmp_path: Path) -> None:
 def test_all_that_is_said_of_the_job_is_on_its_command_line(connect: Any) -> None:
     connect("spark_default", "spark", "local[1]")
     said = {
-        "codec": "csv",
+        "codec": "json",
         "schema": "id INT",
         "read_options": {"sep": ";", "fs.endpoint_url": "http://minio:9000/?a=b"},
         "quarantine": "/quarantine",
         "max_bad_records": 0,
         "schema_evolution": "fail",
+        "rescued": "_rescued",
     }
     submit = operator(outputs=[{"table": "db.orders", "transform": "a:b"}], **said)
     command = job_arguments("/batch/manifest.json", submit.outputs or (), None, **submit._job_arguments())

@@ -16,6 +16,7 @@ from qewqew_airflow.keys import task_key
 from qewqew_airflow.operators.stage import QewQewStageOperator
 from qewqew_airflow.shared.records import encode
 from qewqew_core import BadArgument, BadRecord, Locked, Queue, Topic
+from qewqew_core.tools import marker
 
 
 def context(dag_id: str = "shop", run_id: str = "manual__1", task_id: str = "stage", map_index: int = -1) -> Any:
@@ -101,7 +102,7 @@ def test_an_iterable_a_generator_and_a_callable_are_sources(directory: Path) -> 
 
 def staged_anew(directory: Path, source: Any, **arguments: Any) -> list[bytes]:
     shutil.rmtree(directory)
-    directory.mkdir()
+    marker.init(str(directory))
     return staged(directory, records=source, **arguments)
 
 

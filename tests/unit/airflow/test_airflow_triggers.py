@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import shutil
 import threading
 import time
@@ -23,11 +22,12 @@ from airflow.triggers.base import BaseEventTrigger
 from airflow_version import SHARES_STREAMS, encode_trigger, needs_shared_streams
 
 from qewqew_airflow.queues.qewqew import QewQewMessageQueueProvider
-from qewqew_airflow.shared.readiness import Thresholds
+from qewqew_airflow.shared.readiness import RETURNED, Thresholds
 from qewqew_airflow.shared.source import Source
 from qewqew_airflow.triggers import watching
 from qewqew_airflow.triggers.qewqew import Announcer, QewQewEventTrigger, QewQewReadyTrigger
 from qewqew_core import BadArgument, BadPath, Queue, QueueStats, Topic
+from qewqew_core.tools import marker
 
 if SHARES_STREAMS:
     from airflow.triggers.shared_stream import SharedStreamManager
@@ -143,12 +143,14 @@ def put(directory: Path, names: Names, *records: bytes) -> None:
             topic.append_many(records)
 
 
-def lease(directory: Path, names: Names, key: str, max_records: int | None = None, end: str = "leased") -> int:
+def lease(
+    directory: Path, names: Names, key: str, max_records: int | None = None, end: str = "leased", retry_delay: float = 0.0
+) -> int:
     """How many records the batch has, which is then acknowledged or returned."""
     if names is QUEUE:
-        with Queue(directory / "orders") as queue:
+        with Queue(directory / "orders", retry_delay=retry_delay) as queue:
             return ended(queue.lease(key, max_records), end)
-    with Topic(directory / "events") as topic, topic.reader("load") as reader:
+    with Topic(directory / "events", retry_delay=retry_delay) as topic, topic.reader("load") as reader:
         return ended(reader.lease(key, max_records), end)
 
 
@@ -250,6 +252,38 @@ def test_a_returned_batch_is_announced(directory: Path, names: Names, looks: Loo
             assert (seen["records"], seen["returned"]) == (0, 1)
 
     run(test)
+
+
+@both
+def test_a_batch_that_is_not_due_is_announced_when_it_is(directory: Path, names: Names, looks: Looks) -> None:
+    put(directory, names, b"a")
+    lease(directory, names, "first", retry_delay=1.5, end="returned")
+    due = datetime.now(UTC) + timedelta(seconds=1)
+
+    async def test() -> None:
+        async with triggerer() as running:
+            events = running.start(trigger(names))
+            assert (await events.get())["returned"] == 1
+            assert datetime.now(UTC) > due
+            assert looks.count < 8  # nobody polls for it
+
+    run(test)
+    assert lease(directory, names, "second") == 1
+
+
+def test_what_is_not_due_makes_nothing_ready_and_is_waited_for_to_the_second() -> None:
+    later = datetime.now(UTC) + timedelta(seconds=100)
+    stats = QueueStats(0, 0, 0, None, 0, 2, 0, 0, delayed=2, next_due=later)  # type: ignore[arg-type]
+    thresholds = Thresholds(min_records=5, max_age=timedelta(hours=1))
+    assert thresholds.reason(stats) is None
+    assert 99 < (thresholds.seconds_left(stats) or 0) <= 100
+    waiting = replace(stats, records=1, oldest=datetime.now(UTC) - timedelta(seconds=3590))  # type: ignore[arg-type]
+    assert 9 < (thresholds.seconds_left(waiting) or 0) <= 10
+    assert thresholds.reason(replace(stats, delayed=1)) == RETURNED
+    announcer = Announcer(thresholds, 300)
+    assert announcer.reason(stats, 0) is None
+    assert 99 < (announcer.seconds_left(stats, 0) or 0) <= 100
+    assert announcer.reason(replace(stats, delayed=0, next_due=None), 100) == RETURNED
 
 
 def test_a_lease_whose_time_is_over_is_announced(directory: Path) -> None:
@@ -450,7 +484,7 @@ def test_a_directory_that_was_replaced_is_watched(directory: Path, looks: Looks,
             events = running.start(trigger(QUEUE, min_records=2))
             await looks.again()
             shutil.move(directory, f"{directory}-away")
-            directory.mkdir()
+            marker.init(str(directory))
             await asyncio.to_thread(put, directory, QUEUE, b"a")
             await looks.again()
             assert events.empty()
@@ -584,7 +618,7 @@ def test_the_sensors_trigger_fires_once_when_it_is_ready(directory: Path, names:
 
 def test_the_sensors_trigger_says_what_is_wrong_at_once(directory: Path) -> None:
     async def test() -> None:
-        os.rmdir(directory)
+        shutil.rmtree(directory)
         event = await fired(QUEUE)
         assert event["error"] == "BadPath"
         assert "does not exist" in event["message"]

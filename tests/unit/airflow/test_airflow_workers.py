@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from qewqew_airflow.errors import WrongHost
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_core import BadArgument
+from qewqew_core.tools import marker
 
 HERE = socket.gethostname()
 
@@ -52,13 +54,13 @@ def test_a_directory_on_another_host_is_not_touched(
         WrongHost, match=f"{directory}: connection 'qewqew_default' has this directory on host 'w1', but this runs on '{HERE}'; "
     ):
         use(on("w1"), "orders")
-    assert list(directory.iterdir()) == []
+    assert [path.name for path in directory.iterdir()] == [marker.NAME]
 
 
 def test_a_directory_on_another_host_is_reported_though_there_is_none_here(
     on: Callable[[Any], QewQewHook], directory: Path
 ) -> None:
-    directory.rmdir()
+    shutil.rmtree(directory)
     ok, message = on("w1").test_connection()
     assert not ok
     assert message.startswith(f"WrongHost: {directory}: connection 'qewqew_default' has this directory on host 'w1'")

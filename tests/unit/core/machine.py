@@ -28,6 +28,7 @@ ENDS = {  # of a batch that is …
     "nack": ("leased",),
     "to_dead_letters": ("leased",),
     "return_to_queue": ("dead",),
+    "retry": ("returned",),
     "drop": ("dead",),
     "put_back": ("leased", "returned", "dead"),
 }
@@ -194,7 +195,7 @@ class Machine(RuleBasedStateMachine):
         self.end(data, end)
 
     @precondition(lambda self: any(map(self.batches_of, self.names)))
-    @rule(data=st.data(), end=st.sampled_from(["put_back", "return_to_queue", "drop"]))
+    @rule(data=st.data(), end=st.sampled_from(["put_back", "return_to_queue", "retry", "drop"]))
     def undo_a_batch(self, data, end):
         self.end(data, end)
 
@@ -224,7 +225,7 @@ class Machine(RuleBasedStateMachine):
             if end == "put_back":
                 self.put_back(name, model)
             return
-        model.state = {"ack": "acked", "return_to_queue": "returned"}.get(end, "dead")
+        model.state = {"ack": "acked", "return_to_queue": "returned", "retry": "returned"}.get(end, "dead")
         if end == "nack" and model.attempt < self.max_attempts:
             model.state = "returned"
         assert (batch.state, tuple(batch)) == (model.state, model.records)

@@ -309,6 +309,7 @@ SHARED = [
         for value in (-1, NAN, float("inf"), "1", None, True)
     ),
     *(({"max_attempts": value}, "max_attempts must be a whole number from 1") for value in (0, -1, 1.5, "3", None)),
+    *(({"retry_delay": value}, "retry_delay must be a number of seconds") for value in (-1, NAN, "1", None, timedelta(1))),
     *(({"retention": value}, "retention must be a timedelta of zero or more") for value in (timedelta(-1), 60, None, "1d")),
     *(
         ({"log_bytes": value}, "log_bytes must be a whole number from 1 to 1,073,")

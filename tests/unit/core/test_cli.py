@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -396,7 +397,7 @@ def test_batches_lists_them(path):
     second = lease(path, "run 2", max_records=2, lease_timeout=3600)
     done("nack", path, first, "--reason", "no [bold]luck[/]\nat all")
     found = json.loads(done("batches", path, "--json"))
-    keys = ["id", "key", "state", "attempt", "records", "bytes", "reason", "created", "expires", "manifest"]
+    keys = ["id", "key", "state", "attempt", "records", "bytes", "reason", "created", "expires", "due", "manifest"]
     assert [list(one) for one in found] == [keys, keys]
     assert [(one["id"], one["key"], one["state"], one["records"]) for one in found] == [
         (first, "run 1", "returned", 1),
@@ -448,6 +449,23 @@ def test_ack_drops_no_records_that_their_owner_wants_to_keep(path):
     assert list(second) == [b"2"]
 
 
+def test_retry_makes_a_returned_batch_due_now(path):
+    with Queue(path, retry_delay=3600) as q:
+        q.put(b"x")
+        batch = q.lease("run 1")
+        batch.nack("the table is away")
+    assert re.search(r"returned, due in (59 minutes|1 hour)", done("batches", path).decode())
+    assert re.search(r"returned +1 batch, 1 not due yet: the first in (59 minutes|1 hour)\n", done("stat", path).decode())
+    (listed,), shown = json.loads(done("batches", path, "--json")), json.loads(done("stat", path, "--json"))
+    assert (shown["returned"], shown["delayed"], shown["next_due"]) == (1, 1, listed["due"])
+    assert b"qewqew_delayed{" in done("metrics", path)
+    assert done("retry", path, batch.id).decode() == f"{batch.id} is returned\n"
+    assert json.loads(done("stat", path, "--json"))["delayed"] == 0
+    with Queue(path) as q:
+        assert q.lease("run 2").id == batch.id
+    refused(1, "retry", path, batch.id, match="BatchConflict")
+
+
 def test_nack_returns_batches_and_at_last_sends_them_to_the_dead_letters(path):
     fill(path, [b"1", b"2"])
     batch_id = lease(path, "run")
@@ -496,7 +514,7 @@ def test_a_dead_batch_is_dropped_only_on_purpose(path, dead):
 
 WITHOUT_BATCH = [["get"], ["peek"], ["stat"], ["verify"], ["repair", "--yes"], ["batches"], ["dead", "list"], ["orphans", "list"]]
 WITH_BATCH = [
-    *(["ack"], ["nack"], ["dead", "show"], ["dead", "return"], ["dead", "drop", "--yes"]),
+    *(["ack"], ["nack"], ["retry"], ["dead", "show"], ["dead", "return"], ["dead", "drop", "--yes"]),
     *(["orphans", "show"], ["orphans", "adopt"], ["orphans", "aside"]),
 ]
 
@@ -583,8 +601,8 @@ def test_wrong_usage_is_2(path, arguments):
 
 
 def test_a_file_that_cannot_be_read_is_an_error_and_no_queue_is_made(path, tmp_path):
-    refused(1, "put", path, "-f", tmp_path / "no", match=f"FileNotFoundError: {tmp_path / 'no'}: No such file")
-    refused(1, "put", path, "-f", tmp_path, match="IsADirectoryError")
+    refused(1, "put", path, "-f", tmp_path / "no", match=f"BadPath: {tmp_path / 'no'}: the file cannot be used: No such file")
+    refused(1, "put", path, "-f", tmp_path, match=f"BadPath: {tmp_path}: a directory is in the way of this file")
     assert not list(tmp_path.iterdir())
 
 
@@ -602,7 +620,7 @@ def test_the_exit_codes_are_documented():
 def test_help_and_version():
     assert done("--version").startswith(b"qewqew 0.")
     assert run().exit_code == run("dead").exit_code == 2
-    for command in ("put", "get", "peek", "ls", "stat", "verify", "repair", "batches", "ack", "nack"):
+    for command in ("put", "get", "peek", "ls", "stat", "verify", "repair", "batches", "ack", "nack", "retry"):
         assert b"Usage: qewqew " + command.encode() in done(command, "--help")
 
 

@@ -31,6 +31,7 @@ COMMANDS: dict[str, list[str]] = {
     "batches": ["PATH"],
     "ack": ["PATH", "id"],
     "nack": ["PATH", "id"],
+    "retry": ["PATH", "id"],
     "replay": ["PATH", "key"],
     "publish": ["PATH", "id", "published"],
     "dump": ["PATH"],

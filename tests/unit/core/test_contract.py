@@ -26,6 +26,7 @@ from qewqew_core import (
     Corrupt,
     Empty,
     Locked,
+    Queue,
     Topic,
 )
 
@@ -43,21 +44,21 @@ class Bench:
     def path(self) -> Path:
         return self.folder / "q"
 
-    def open(self) -> Any:
-        self.opened.append(self.store_of(self.path, self.size, self.sync))
+    def open(self, **settings: Any) -> Any:
+        self.opened.append(self.store_of(self.path, self.size, self.sync, **settings))
         return self.opened[-1]
 
-    def reopen(self) -> Any:
+    def reopen(self, **settings: Any) -> Any:
         self.opened[-1].close()
-        return self.open()
+        return self.open(**settings)
 
-    def kill(self) -> Any:
+    def kill(self, **settings: Any) -> Any:
         """As kill -9: what is on disk at this moment, opened elsewhere."""
         image = self.folder.parent / str(next(self.images))
         shutil.copytree(self.folder, image)
         self.opened[-1].close()
         self.folder = image
-        return self.open()
+        return self.open(**settings)
 
 
 CASES = [(layout, size, sync) for layout, (_, sizes) in STORES.items() for size in sizes for sync in ("commit", "never")]
@@ -295,6 +296,85 @@ def test_a_returned_batch_comes_first_and_whole_and_after_its_last_attempt_it_is
     store = bench.kill()
     assert store.leasing.dead() == []
     assert rest(store) == records(3, 4, 5)
+
+
+def test_a_returned_batch_comes_back_later_each_time(bench, clock):
+    """Its time is durable, and goes by the time that has passed, whatever the wall clock says."""
+    store = bench.open(retry_delay=600)
+    store.put_many(records(0, 1))
+    batch = store.leasing.lease("run 1", max_records=1)
+    clock.advance(1)
+    other = store.leasing.lease("run 2")
+    batch.nack("the table is away")
+    for run, minutes in ((3, 10), (4, 20)):
+        store = bench.kill(retry_delay=600)
+        for step in (0, 86_400, -86_400):
+            clock.step(step)
+            assert store.leasing.lease(f"too early {step}") is None
+            seen = store.inspect()
+            assert (seen.returned, seen.delayed, seen.leased) == (1, 1, 1)
+            assert seen.next_due == store.leasing.batch(batch.id).due
+            assert seen.next_due.timestamp() == clock.ms / 1000 + minutes * 60
+        clock.advance(minutes * 60 - 0.001)
+        assert bench.reopen(retry_delay=600).leasing.lease("still too early") is None
+        clock.advance(0.001)
+        store = bench.kill(retry_delay=600)
+        assert (store.inspect().delayed, store.inspect().next_due) == (0, None)
+        again = store.leasing.lease(f"run {run}")
+        assert (again.id, again.due) == (batch.id, None)
+        again.nack("still away")  # after its last attempt there is nothing to wait for
+    assert [dead.id for dead in store.leasing.dead()] == [batch.id]
+    assert store.leasing.batch(other.id).state == "leased"
+
+
+def test_who_had_a_batch_gets_it_again_at_once_and_so_does_anybody_once_a_person_says_so(bench, clock):
+    store = bench.open(retry_delay=600)
+    store.put(records(0)[0])
+    batch = store.leasing.lease("run 1")
+    batch.nack("no luck")
+    store.leasing.lease("run 1").nack("no luck again")
+    with pytest.raises(BatchConflict):
+        batch.to_dead_letters()
+    assert store.leasing.lease("run 2") is None
+    (batch,) = store.leasing.batches()
+    batch.retry()
+    assert batch.due.timestamp() == clock.ms / 1000
+    store = bench.kill(retry_delay=600)
+    again = store.leasing.lease("run 2")
+    assert (again.id, again.attempt) == (batch.id, 3)
+    with pytest.raises(BatchConflict):
+        again.retry()
+    again.to_dead_letters()
+    again.return_to_queue()
+    assert bench.kill(retry_delay=600).leasing.lease("run 3").id == batch.id, "a person has returned it"
+
+
+def test_the_delay_after_a_lease_that_is_not_extended_begins_when_it_ends(bench, clock):
+    store = bench.open(retry_delay=600)
+    store.put(records(0)[0])
+    batch = store.leasing.lease("killed", lease_timeout=60)
+    clock.advance(60)
+    for minute in range(10):
+        seen = store.inspect()
+        assert (seen.leased, seen.returned, seen.delayed) == (0, 1, 1)
+        assert seen.next_due.timestamp() == clock.ms / 1000 + (10 - minute) * 60
+        if minute > 5:
+            assert store.leasing.lease(f"minute {minute}") is None  # this returns the batch
+            store = bench.kill(retry_delay=600)
+        clock.advance(60)
+    assert store.leasing.lease("then").id == batch.id
+
+
+def test_the_longest_delay_is_an_hour_or_the_first_one(tmp_path, clock):
+    for first, longest in ((1000, 3600), (7200, 7200)):
+        with Queue(tmp_path / str(first), retry_delay=first, max_attempts=1 << 31) as queue:
+            queue.put(b"x")
+            for attempt in range(1, 200):
+                batch = queue.lease(f"run {attempt}")
+                batch.nack()
+                delay = batch.due.timestamp() - clock.ms / 1000
+                assert delay == min(longest, first * 2 ** (attempt - 1))
+                clock.advance(delay)
 
 
 def test_an_owner_of_an_earlier_attempt_cannot_end_the_batch(bench):

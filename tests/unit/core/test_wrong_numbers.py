@@ -16,10 +16,27 @@ from qewqew_core import BadArgument, Batch, Message, Queue, Reader, Session, Sta
 
 NUMBERS = {
     *("timeout", "max_records", "max_bytes", "lease_timeout", "delay", "window", "redeliver_after", "lock_timeout", "chunk_size"),
-    *("min_free_bytes", "log_bytes", "max_attempts", "retention_bytes", "block_size", "number", "offset", "corr_offset"),
+    *(
+        "min_free_bytes",
+        "log_bytes",
+        "max_attempts",
+        "retry_delay",
+        "retention_bytes",
+        "block_size",
+        "number",
+        "offset",
+        "corr_offset",
+    ),
     *("timestamp", "start", "mask"),
 }
-AT_COMMIT = {"max_records", "max_bytes", "log_bytes", "max_attempts", "retention_bytes"}  # checked by a stage then: see its text
+AT_COMMIT = {
+    "max_records",
+    "max_bytes",
+    "log_bytes",
+    "max_attempts",
+    "retry_delay",
+    "retention_bytes",
+}  # checked by a stage then: see its text
 VALUES = [True, False, "5", "", b"", [], {}, object(), float("nan"), 1j]
 
 

@@ -64,7 +64,7 @@ def set_small_limits(patch: pytest.MonkeyPatch, inline: int) -> None:
 
 
 NAMES = ["r1", "r2", "r3"]
-ENDS = ["ack", "nack", "nack", "put_back", "to_dead_letters", "drop", "return_to_queue", "extend"]
+ENDS = ["ack", "nack", "retry", "put_back", "to_dead_letters", "drop", "return_to_queue", "extend"]
 
 
 class Drawn(NamedTuple):
@@ -231,7 +231,8 @@ class Work:
     def end(self, drawn: Drawn) -> None:
         end, leasing = ENDS[drawn.number % 8], self.leasing(drawn.number // 8)
         dead = end in ("drop", "return_to_queue")
-        candidates = leasing.dead() if dead else [batch for batch in leasing.batches() if batch.state == "leased"]
+        wanted = "returned" if end == "retry" else "leased"
+        candidates = leasing.dead() if dead else [batch for batch in leasing.batches() if batch.state == wanted]
         if candidates:
             try:
                 getattr(candidates[drawn.number // 64 % len(candidates)], end)(*([500] if end == "extend" else []))
