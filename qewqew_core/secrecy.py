@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
@@ -25,18 +25,21 @@ _ABOUT = (
 )
 _NAME = re.compile(
     "(?:(?>passw(?:or[dt])?|passphrase|passcode|passkey|(?<!driver)(?<!executor)secret(?!ary)|(?<!max)token(?!iz)|jwt|credential|jaas"
-    "|authorization|connectionstring|signature|azuresas|serviceaccountjson(?!keyfile$)|keyfilecontent|pvtkey|fernet|mnemonic|kennwort"
+    "|authorization|connectionstring|signature|azuresas|serviceaccountjson(?!keyfile$)|keyfilecontent|pvtkey|fernetkey"
     "|(?:private|access|account|api|shared|storage|master|encryption|signing|service|hmac|license|cipher|auth|ssh|client|app|aes"
     f"|session|deploy|subscription)key)(?!{_ABOUT})|(?:(?<!com)(?<!by)(?<!sur)pass|pwd|auth|sas|sig|bearer|dsn|[mt]?otp|mfa|cookies?"
     "|creds?|webhook(?:ur[il])?)(?:code|value|data|text|string)?$|secretid$|hmac$|jsessionid$|phpsessid$|^fskey$)"
 )
 _WORD = re.compile("(?:^|[^A-Za-z])(?i:pin|pw|psk)(?:[^A-Za-z]?(?i:code))?$|[a-z]Pin(?:Code)?$|_PAT$")  # not in `shopping`
 _MANY = re.compile("(?:password|secret|token|cookie|key)s(?:used|left|remaining|total|count|in|out|per[a-z]+)?$")
-# Not even then: references to Kubernetes' and Vault's secrets, settings of a column with such a name, and errors
+# Not even then: references to Kubernetes' and Vault's secrets, a column with such a name, and errors
 _NO_NAME = re.compile("^sparkkubernetes(?:driver|executor)secret|pullsecrets?$|injectsecret|column|(?:error|exception)$")
 _ERROR = re.compile(  # `SignatureDoesNotMatch`, `InvalidToken`
     "(?:[A-Z][a-z0-9]+)*?(?:(?:Expired|Invalid|Missing|Unknown|Unexpected|Bad|Malformed|Incorrect|Wrong)(?:[A-Z][a-z]+)+"
     "|(?:Expired|Invalid|Mismatch|Match|Found|Missing|Required|Failed|Failure|Denied|Revoked|Unavailable|Rejected)(?:Fault)?)"
+)
+_STEMS = (
+    "pass pwd pat pw psk secret token jwt jaas cred auth connection sig sas key dsn otp mfa cookie hook bearer hmac pin sess %"
 )
 _SCHEMA = re.compile("(?i)schemas?$")  # names fields, which may have any name
 
@@ -67,7 +70,8 @@ _SENTENCE = re.compile(
     r"|(?:the|this|your|a|an|each) [a-z]{2,20}\b [a-z]{2,20}|error |unauthorized|forbidden|(?:permission|access) denied|end of)"
 )
 _PLAIN = re.compile(r"\W*(?:[A-Za-z]{1,24}(?:[-'_./:$][A-Za-z]{1,24})*|\d[\d.,:-]{0,19}|[A-Z]{1,8}\d{1,3}|(?i:utf-?\d\d?)|)\W*")
-_COMPUTED = re.compile(r"([A-Za-z_](?:\w|\.(?!\.)){0,60})\(")  # by SQL or code, of a column
+_DEEP = r"(?:[^\"'()]|''|\((?:[^\"'()]|''|\((?:[^\"'()]|''|\([^\"'()]*+\))*+\))*+\))*+"
+_COMPUTED = re.compile(rf"([A-Za-z_](?:\w|\.(?!\.)){{0,60}})\(({_DEEP})\)")  # by SQL or code, of a column
 _COMPUTES = re.compile(
     "(?:lower|upper|l?r?trim|coalesce|nvl2?|ifnull|nullif|concat(?:_ws)?|md5|sha[125]?(?:256|512)?|crc32|xxhash64|hash|(?:try_)?cast|"
     "substr(?:ing)?|left|right|regexp_\\w+|replace|translate|encode|decode|(?:to_|from_|un)?(?:base64|hex)|uuid|col|max|min|count|"
@@ -80,11 +84,11 @@ _PASSED = re.compile(r"[ ,;]{1,2}(?i:fail|skip|error|warn|xfail|total)")
 _AFTER_FLAG = re.compile(
     r"(?i)(?:or|and|is|are|was|to|for|with|from|in|on|of|as|by|if|option|flag|must|requires|needs|not)(?!\w)"
 )
-
 _QUOTE = r"\\{0,15}[\"'`]"
 _TYPED = rf":\s{{0,3}}(?i:[\w.]{{0,9}}{_TYPE}|final)(?:\s?\|\s?None)?\s{{0,3}}="  # `password: str = …`
-_SPACE = r"[ \t]{0,9}"
-_SIGN = rf"(?:\x1b\[[\d;]{{0,9}}m)?{_SPACE}(?:[=-]>|:=|={{1,3}}|{_TYPED}|:|\\{{1,2}}u003[da])(?:{_SPACE}|\s{{0,9}}(?={_QUOTE}))"
+_SIGN = (
+    rf"(?:\x1b\[[\d;]{{0,9}}m)?\s{{0,9}}(?:[=-]>|:=|={{1,3}}|{_TYPED}|:|\\{{1,2}}u003[da])(?:\s{{0,9}}(?={_QUOTE})|[ \t]{{0,9}})"
+)
 _STRING = r"(?=(?:[ENBXenbx]|[Uu]&)?['\"]|\$(?:[A-Za-z_]\w{0,60})?\$)"  # of SQL
 _NAMED = (
     rf"(?<![\w.%-])(?:(?P<flag>-(?>[\w.%-]+))(?:(?P<set>{_SIGN})|{_QUOTE},\s{{0,9}}(?={_QUOTE})|[ \t]{{1,9}}(?=[^\s-]))"
@@ -93,7 +97,7 @@ _NAMED = (
     rf"|(?P<call>\((?={_QUOTE}))|(?P<pair>{_QUOTE},\s{{0,9}}(?={_QUOTE}))"
     r"|(?P<conf>[ \t]{1,40}(?:\|[ \t]{1,9})?(?=[^\s|:=]+[ \t]*(?m:$)))))"
 )
-_PREFIX = re.compile(r"""(?:[bBfFrRuUeEnNxX]{1,2}|[uU]&)(?=["'])""")  # b'…', E'…', U&'…'
+_PREFIX = re.compile(r"""(?:[bBfFrRuUeEnNxX]{1,2}|[uU]&)(?=["'](?!\s?[,:)\]}]))""")  # b'…', E'…', U&'…'
 _OPENS = re.compile(r"""(?:[A-Za-z]\w{0,40}(?=\(\s{0,9}[bru]?["']))?[\[(]|\{(?=\s{0,9}["'])""")  # SecretStr('…'), ['…'], {'…'
 _OPENS_QUOTE = re.compile(r"(\\{0,15})([\"'`])")
 _ENCLOSED = re.compile(  # $$it's$$, {{ x }}, and {a}}b} of ODBC
@@ -119,9 +123,8 @@ _CREDENTIALS = re.compile(r"(?!(?i:digest) )[^\s\"',;…]+(?:[ \t][^\s\"',;…]+
 _COOKIES = re.compile(r"""(?:"[^"\n…]*"|[^\s"';…])+(?:;[ \t]{0,2}[^\s"';=]+=(?:"[^"\n]*"|[^\s"';])*)*""")
 
 _SLASH = r"\\{0,7}/"
-# What needs no name
 _BY = r"identified\s{1,9}(?:with\s{1,9}\S{1,64}\s{1,9})?(?:by|as)\s{1,9}(?:(?:password|values)\s{1,9})?"
-_ALONE = (
+_ALONE = (  # what needs no name
     r"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}(?P<pem>(?:[\w+/=\s:,;.\\\"'`>|#*()\[\]]|-(?!---))*)",
     rf"(?i:hooks\.slack\.com{_SLASH}\w{{1,20}}|(?:webhook|\boutlook)\.office(?:365)?\.com{_SLASH}webhook\w{{0,9}}|webhook\.office\.com{_SLASH}"
     rf"\w{{1,20}}|discord(?:app)?\.com{_SLASH}api{_SLASH}webhooks|hooks\.zapier\.com{_SLASH}hooks{_SLASH}catch){_SLASH}(?P<hook>[^\s\"'<>]+)"
@@ -144,16 +147,19 @@ _ALONE = (
     r"\b(?:mysql\w{0,9}|mariadb[\w-]{0,9}|sshpass|redis-cli|(?:docker|podman|helm registry) login)\b[^\n;|&]{0,200}?\s"
     r"(?:-p\s{0,3}|-a\s{1,3}|--pass\s{1,3})[\"']?(?P<short>[^\s\"'-]\S*?)(?=[\"']?(?:\s|$))",
 )
+# Signs of these, in their order: a text has one
+_SIGNS = (
+    "priv|hook telegr|oracle sql dp|bearer|dige|_ - .|identi login pass|@|lines|dup|pass secr token key|-|sql mari log sshp redi"
+)
 _OTHER_USERS = re.compile(  # their -u is a user and a group, a flag, or a branch
     r"(?:^|[\s/=;&|('\"])(?:chown|chgrp|rsync|git [a-z-]+|sudo|su|runuser|setpriv|unshare|systemd-run"
     r"|(?:docker|podman|nerdctl)(?:[\s'\",]{1,9}(?:exec|run|create|compose))*)(?:[\s'\",]{1,9}-[\w=-]+)*[\s'\",]{1,9}$"
 )
-# URLs: what begins one, its text without the quotes around it, and ports and what stands for one
-_BEGINS_URL = re.compile(rf"(?<![:/\\])(:?)((?:{_SLASH}){{1,2}})")
-_URL = re.compile(r"""(?:[^\s"'`<>]|["'`<>](?![\s,;:)\]}>\\"'`]|$))*""")
+_BEGINS_URL = re.compile(rf"(?<![/\\])(:?)((?:{_SLASH}){{1,2}})")
+_URL = re.compile(r"""(?:[^\s"'`<>,;]|["'`](?![\s,;:)\]}>\\"'`]|$)|[<>](?![\s"',)]|$)|[,;](?![\w+]{2,20}://))*""")
 _PORT_IS = r"\d{1,5}|port|[$%]?[({<]+[^\s/@]{0,40}port[^\s/@]{0,40}?[)}>]+s?|\$\w{0,40}port\w{0,9}|%[sd]|\{\d?\}"
 _PORT = re.compile(rf"(?i)(?:{_PORT_IS})(?:[/?#,;\\\"'`<>\s]|$)")
-_PATH = re.compile(r"[/?#]")
+_IPV6 = re.compile(r"\[[0-9A-Fa-f:.%]{2,60}\]")
 _HOST = re.compile(r"@(?=[\w\[{$<%])(?!sha256:)")
 
 SHORTEST = 5  # characters of what a reference gave, if neither its name nor its form says that it is a secret
@@ -266,30 +272,26 @@ def _compiled(*patterns: str) -> re.Pattern[str]:
 
 def _in_urls(text: str) -> Iterator[tuple[int, int]]:
     """Passwords of URLs, to the last `@` before another URL begins; for HTTP and git also a user without one, a token."""
-    run = done = 0
-    urls = _BEGINS_URL.finditer(text) if "@" in text else iter(())
-    for url, following in pairwise(chain(urls, [None])):
-        if url is None or (at := url.end()) < done:
-            continue
+    run = done = last = 0
+    for url in _BEGINS_URL.finditer(text) if "@" in text else ():
         scheme = text[max(0, url.start() - 9) : url.start()].lower() if url[1] else ""
-        if url[2].count("/") < 2 and (not scheme[-2:].isalnum() or scheme.endswith("file")):
+        at = url.end()
+        if at < done or (url[2].count("/") < 2 and (not scheme[-2:].isalnum() or scheme.endswith("file"))):
             continue
         if at > run and (whole := _URL.match(text, at)):
-            run = whole.end()
-        end = min(run, following.start()) if following and following[1] and following[2].count("/") == 2 else run
-        if (last := text.rfind("@", at, end)) < 0:
+            last = text.rfind("@", at, run := whole.end())
+        if (end := run) < at or last < at:
             continue
-        path = _PATH.search(text, at, end)
-        authority = path.start() if path else end
+        authority = path.start() if (path := re.compile("[/?#]").search(text, at, end)) else end
         colon = text.find(":", at, authority)
-        if colon >= 0 and text[at] != "[" and not _PORT.match(text, colon + 1, end):
+        if colon >= 0 and not _IPV6.match(text, at) and not _PORT.match(text, colon + 1, end):
             first = text.find("@", colon, end)
             if text[colon + 1 : first] not in ("", "x-oauth-basic") and first > colon:
-                while last > first and not _HOST.match(text, last):
-                    last = text.rfind("@", first, last)
-                if not _TEMPLATE.fullmatch(text, colon + 1, last):
-                    yield colon + 1, last
                 done = last
+                while done > first and not _HOST.match(text, done):
+                    done = text.rfind("@", first, done)
+                if not _TEMPLATE.fullmatch(text, colon + 1, done):
+                    yield colon + 1, done
                 continue
             authority = colon
         user = authority if authority == colon else text.rfind("@", at, authority)
@@ -299,9 +301,13 @@ def _in_urls(text: str) -> Iterator[tuple[int, int]]:
 
 def _alone(text: str) -> Iterator[tuple[int, int]]:
     """Secrets that no name tells of."""
-    end = 0
-    for found in _compiled(*_ALONE).finditer(text):
-        if found.start() < end or (found["login"] and _OTHER_USERS.search(text, max(0, found.start() - 200), found.start())):
+    end, letters = 0, text.lower()
+    patterns = [
+        pattern for pattern, signs in zip(_ALONE, _SIGNS.split("|"), strict=True) if any(map(letters.__contains__, signs.split()))
+    ]
+    for found in _compiled(*patterns).finditer(text) if patterns else ():
+        before = text[max(0, found.start() - 200) : found.start()]
+        if found.start() < end or (found.lastgroup == "login" and _OTHER_USERS.search(before)):
             continue
         start, end = found.span(found.lastgroup) if found.lastgroup else _extent(text, found.end(), "word", "\"'")
         yield start, end
@@ -309,14 +315,15 @@ def _alone(text: str) -> Iterator[tuple[int, int]]:
 
 def _named(text: str) -> Iterator[tuple[int, int]]:
     """Values whose name says that they are secrets."""
-    end = 0
-    for found in _compiled(_NAMED).finditer(text):
+    end, letters = 0, text.lower()
+    for found in _compiled(_NAMED).finditer(text) if any(map(letters.__contains__, _STEMS.split())) else ():
         if found.start() < end:
             continue
         form = "flag" if found["flag"] else "name"
         name, start = unquote(found[form][-200:]), found.start(form)  # the end of a name is enough
         line = (before := text[max(0, start - 20) : start]).rpartition("\n")[2]
-        name = name[1:] if before.endswith("\\") and name[0] in "nrt" else name  # the escape of a line's end
+        if before.endswith("\\") and name[0] in "nrt" and not _is_secret(name):  # the escape of a line's end
+            name = name[1:]
         if name.lower() in ("key", "phrase") and (word := re.search("[A-Za-z]+ $", before)):  # `API key: …`
             name = word[0] + name
         name = name[2:] if name.startswith("-D") else name
@@ -328,9 +335,7 @@ def _named(text: str) -> Iterator[tuple[int, int]]:
         elif not (
             (found["xml"] is not None and not re.search(r"<(?:\w+:)?$", before))
             or (before.endswith("/") and "=" in (found["sign"] or ""))  # a directory of a partition
-            or (
-                found["pair"] and not re.search(r"(?:\w|\[|, )\(b?[\"']$", before)
-            )  # .option("password", "…"), [("password", "…")]
+            or (found["pair"] and not re.search(r"(?:\w|\[|, )\(b?[\"']$", before))  # .option("password", "…")
             or (found["call"] and _ERROR.fullmatch(name))
             or (found["conf"] and not (re.search(r"[._|]|^[A-Z]+\s", name + found["conf"]) and _BEFORE.fullmatch(line)))
         ):
@@ -392,7 +397,10 @@ def _is_shown(name: str, text: str, at: int, begin: int, end: int, sign: str, pr
     if sign.isspace() and not re.search("(?i:password|key|session_?token)|SECRET$", name):  # `token 'a'` of a parser
         return len(said) < 20 and not re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])\S{8,}", said)
     if "=" in sign:
-        return (sign[-1].isspace() and _IN_SQL.fullmatch(said) is not None) or _is_computed(name, text, at)
+        if call := _COMPUTED.match(text, at):
+            known = _COMPUTES.fullmatch(call[1].rpartition(".")[2].lower())
+            return bool(known) or _letters(name.rpartition(".")[2]) in map(_letters, re.findall(r"\w+", call[2]))
+        return sign[-1].isspace() and _IN_SQL.fullmatch(said) is not None
     return sign == "" and _AFTER_FLAG.match(said) is not None
 
 
@@ -420,6 +428,8 @@ def _extent(text: str, at: int, style: str, closers: str = "") -> tuple[int, int
         more = _bare(style, closers).match(text, end + 1) if text[end + 1 : end + 2].isalnum() else None
         return opened.end(), more.end() if more else end
     if quoted := _OPENS_QUOTE.match(text, at):
+        if quoted[2] in closers and re.compile(r"\s?[,:)\]}]").match(text, quoted.end()):  # it closes what is around
+            return at, at
         closing = _closing_quote(len(quoted[1]), quoted[2]).search(text, quoted.end())
         return quoted.end(), closing.start() if closing else len(text)
     if not (in_line and text.startswith("{", at)) and (enclosed := _ENCLOSED.match(text, at)):
@@ -487,14 +497,3 @@ def _closing(text: str, at: int) -> int:
         if not depth:
             return part.start()
     return len(text)
-
-
-def _is_computed(name: str, text: str, at: int) -> bool:
-    """Whether SQL or code makes this of a column: `token = lower(o.token)`. With a text in it, it may be a secret."""
-    if (call := _COMPUTED.match(text, at)) is None:
-        return False
-    arguments = text[call.end() : min(end := _closing(text, call.end()), call.end() + 401)].replace("''", "")
-    words = {_letters(word) for word in re.findall(r"\w+", arguments)}
-    known = _COMPUTES.fullmatch(call[1].rpartition(".")[2].lower())
-    few = end <= call.end() + 400 and not set("\"'") & set(arguments)  # more is too much to look at again and again
-    return few and (known is not None or _letters(name.rpartition(".")[2]) in words)
