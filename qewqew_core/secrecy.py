@@ -1,8 +1,8 @@
 """What is a secret in an option, a URL or a text: this decides for command lines, errors, plans, reasons and logs alike.
 
 A name tells of one (`_is_secret`), unless what follows the name says otherwise (`_is_shown`): a type, how many there are, the
-sentence of an error. Some need no name: those of URLs, logins and headers, and keys in PEM. What `references` read is hidden
-whatever its form. All this takes time in proportion to the text: an error may quote a record of megabytes.
+sentence of an error. URLs, logins, headers and keys in PEM need none. What `references` read is hidden whatever its form.
+All this takes time in proportion to the text: an error may quote a record of megabytes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _ABOUT = (
 )
 _NAME = re.compile(
     "(?:(?>passw(?:or[dt])?|passphrase|passcode|passkey|(?<!driver)(?<!executor)secret(?!ary)|(?<!max)token(?!iz)|jwt|credential|jaas"
-    "|authorization|connectionstring|signature|azuresas|serviceaccountjson(?!keyfile$)|keyfilecontent|pvtkey|fernet|mnemonic"
+    "|authorization|connectionstring|signature|azuresas|serviceaccountjson(?!keyfile$)|keyfilecontent|pvtkey|fernet|mnemonic|kennwort"
     "|(?:private|access|account|api|shared|storage|master|encryption|signing|service|hmac|license|cipher|auth|ssh|client|app|aes"
     f"|session|deploy|subscription)key)(?!{_ABOUT})|(?:(?<!com)(?<!by)(?<!sur)pass|pwd|auth|sas|sig|bearer|dsn|[mt]?otp|mfa|cookies?"
-    "|creds?|webhook(?:ur[il])?)(?:code|value|data|text|string)?$|secretid$|^fskey$)"
+    "|creds?|webhook(?:ur[il])?)(?:code|value|data|text|string)?$|secretid$|hmac$|jsessionid$|phpsessid$|^fskey$)"
 )
 _WORD = re.compile("(?:^|[^A-Za-z])(?i:pin|pw|psk)(?:[^A-Za-z]?(?i:code))?$|[a-z]Pin(?:Code)?$|_PAT$")  # not in `shopping`
 _MANY = re.compile("(?:password|secret|token|cookie|key)s(?:used|left|remaining|total|count|in|out|per[a-z]+)?$")
@@ -73,46 +73,46 @@ _COMPUTES = re.compile(
     "substr(?:ing)?|left|right|regexp_\\w+|replace|translate|encode|decode|(?:to_|from_|un)?(?:base64|hex)|uuid|col|max|min|count|"
     "first|last|any_value|(?:get_)?json_\\w+|length|split|reverse|mask|digest)"
 )
-_TYPED = re.compile(rf"(?i){_TYPE}(?:(?: not)? null| primary key| unique| default null)*(?:[,;)}}>\]]|$)")
+_IS_TYPE = re.compile(rf"(?i){_TYPE}(?:(?: not)? null| primary key| unique| default null)*(?:[,;)}}>\]]|$)")
 _IN_SQL = re.compile(r"\d{1,3}|:[A-Za-z_]\w*")  # where there is a space before the value: `token = 1`
-_PASSED = re.compile(r"[ ,;]{1,2}(?i:fail|skip|error|warn|xfail|total)")  # after `pass=12`
-_AFTER_FLAG = re.compile(  # in a sentence about an option: `use --password or --file`
-    r"(?i)(?:or|and|is|are|was|to|for|with|from|in|on|of|as|at|by|if|when|which|that|option|flag|argument|instead|must|cannot|requires?"
-    r"|takes|has|needs|not|given|set|unless|only|options|flags|are|can|may|will|should|does|expects?)(?=[\s.,;:)]|$)"
+# After `pass=12`, and in a sentence: `use --password or --file`
+_PASSED = re.compile(r"[ ,;]{1,2}(?i:fail|skip|error|warn|xfail|total)")
+_AFTER_FLAG = re.compile(
+    r"(?i)(?:or|and|is|are|was|to|for|with|from|in|on|of|as|by|if|option|flag|must|requires|needs|not)(?!\w)"
 )
 
 _QUOTE = r"\\{0,15}[\"'`]"
-_SIGN = rf"[ \t]{{0,9}}(?:=>|:=|={{1,3}}|:\s{{0,3}}{_TYPE}(?:\s?\|\s?None)?\s{{0,3}}=|:)(?:[ \t]{{0,9}}|\s{{0,9}}(?={_QUOTE}))"
-_STRING = r"(?=(?:[ENBXenbx]|[Uu]&)?'|\$(?:[A-Za-z_]\w{0,60})?\$)"  # of SQL
+_TYPED = rf":\s{{0,3}}(?i:[\w.]{{0,9}}{_TYPE}|final)(?:\s?\|\s?None)?\s{{0,3}}="  # `password: str = …`
+_SPACE = r"[ \t]{0,9}"
+_SIGN = rf"(?:\x1b\[[\d;]{{0,9}}m)?{_SPACE}(?:[=-]>|:=|={{1,3}}|{_TYPED}|:|\\{{1,2}}u003[da])(?:{_SPACE}|\s{{0,9}}(?={_QUOTE}))"
+_STRING = r"(?=(?:[ENBXenbx]|[Uu]&)?['\"]|\$(?:[A-Za-z_]\w{0,60})?\$)"  # of SQL
 _NAMED = (
     rf"(?<![\w.%-])(?:(?P<flag>-(?>[\w.%-]+))(?:(?P<set>{_SIGN})|{_QUOTE},\s{{0,9}}(?={_QUOTE})|[ \t]{{1,9}}(?=[^\s-]))"
-    rf"|(?P<name>(?>[\w.%-]+))(?:(?P<sign>(?:{_QUOTE}\]?)?{_SIGN})|(?P<xml>>)|(?P<call>\((?={_QUOTE}))|(?P<sql>\s{{1,9}}{_STRING})"
-    rf"|(?P<pair>{_QUOTE},\s{{0,9}}(?={_QUOTE}))))"
+    rf"|(?P<name>(?>[\w.%-]+))(?:(?P<sign>(?:{_QUOTE}\]?|&\w{{2,4}};|(?:,[\w ,]{{1,99}})?\)(?==))?{_SIGN})"
+    rf"|(?P<xml>(?=(?:\s[\w:-]{{1,20}}=[\"'][^\"'<>]{{0,60}}[\"']){{0,3}}>))|(?P<sql>\s{{1,9}}{_STRING})"
+    rf"|(?P<call>\((?={_QUOTE}))|(?P<pair>{_QUOTE},\s{{0,9}}(?={_QUOTE}))"
+    r"|(?P<conf>[ \t]{1,40}(?:\|[ \t]{1,9})?(?=[^\s|:=]+[ \t]*(?m:$)))))"
 )
 _PREFIX = re.compile(r"""(?:[bBfFrRuUeEnNxX]{1,2}|[uU]&)(?=["'])""")  # b'…', E'…', U&'…'
-_OPENS = re.compile(
-    r"""(?:[A-Za-z]\w{0,40}(?=\(\s{0,9}[bru]?["']))?[\[(]|\{(?=\s{0,9}["'])"""
-)  # SecretStr('…'), ['…', '…'], {'…': '…'}
+_OPENS = re.compile(r"""(?:[A-Za-z]\w{0,40}(?=\(\s{0,9}[bru]?["']))?[\[(]|\{(?=\s{0,9}["'])""")  # SecretStr('…'), ['…'], {'…'
 _OPENS_QUOTE = re.compile(r"(\\{0,15})([\"'`])")
-_DOLLARS = re.compile(r"(?s)\$((?:[A-Za-z_]\w{0,60})?)\$((?:(?!\$\1\$).){1,400})\$\1\$")  # $$it's$$
-_BRACED = re.compile(
-    r"""\{(\{[^\n]{0,400}?\})\}|\{((?:[^}\s]|\}\}(?=[^\s,;)}"'])|\}(?=\w))*+)\}"""
-)  # {{ x }}, and {a}}b} of ODBC
-_ENDS = r"(?=[\s,;:)\]}>\\\"'`]|[.!?](?:\s|$)|/|$)"  # after what closes a value
+_ENCLOSED = re.compile(  # $$it's$$, {{ x }}, and {a}}b} of ODBC
+    r"""(?s:\$((?:[A-Za-z_]\w{0,60})?)\$((?:(?!\$\1\$).){1,400})\$\1\$)|\{(\{[^\n]{0,400}?\})\}|\{((?:[^}\s]|\}\}(?=[^\s,;)}"'])|\}(?=\w))*+)\}"""
+)
+_ENDS = r"[\s,;:)\]}>\\\"'`]|[.!?](?:\s|$)|/|$"  # after what closes a value
 _NEXT = r"[\w.%-]{1,64}"  # a name
 _PART = re.compile(r"""(?s:(?<!\w)"(?:[^"\\]|\\.){0,999}+"|(?:(?<!\w)|\b[A-Za-z])'(?:[^'\\]|\\.|''){0,999}+'|\\.)|[\[({})\]]""")
-# Of YAML: what is before a name in its line, a value in the next lines, and what these may be
-_BEFORE = re.compile(r"[ \t]*(?:(?:[-+>|#*?E!]|//)[ \t]+)*(?:export[ \t]+|- )?\\?[\"'`]?")
+_BEFORE = re.compile(r"[ \t]*(?:(?:[-+>|#*?E!]|//)[ \t]+)*(?:(?:export|set|setenv|ENV|ARG)[ \t]+)?\\?[\"'`]?")
 _TAG = re.compile(r"(?:!!(?:str|binary)|&[\w-]{1,64})[ \t]{1,9}(?=\S)")
 _BELOW = re.compile(r"[ \t]{0,9}([|>][+-]?\d?[ \t]{0,9})?\r?\n")
 _LINE = re.compile(r"([ \t]*)(-[ \t]{1,9})?([^\r\n]*)\r?\n?")
-_LINE_END = re.compile(r"[ \t]*\r?\n")
 _KEY = re.compile(r"(?:password|passwd|token|secret|key)(?=\s|$)")  # of a secret of Kubernetes: `db-secret:password`
 _INNER = re.compile(r"\{(?:\s{0,9}(?:[\"'\\}\n]|[\w.-]{1,64}:\s)|\s)")
 _MAPPING = re.compile(r"[\"']?[\w.-]{1,128}[\"']?:(?:\s|$)|[{\[|>&*!#]")
-_ENTRY = re.compile(r"(?i)(?:^|.*\W)\w{0,20}(?:name|key)$")  # {"name": NAME, "value": …}, in JSON, YAML and XML
+_ENTRY = re.compile(r"(?i)(?:^|.*\W)\w{0,20}(?:name|key|type)$")  # {"name": NAME, "value": …}, in JSON, YAML and XML
+_CALLED = re.compile(rf"(?:{_QUOTE})?([\w.%-]{{1,128}})(?:{_QUOTE})?")
 _VALUE_KEY = rf"(?<![\w.-])((?i:\w{{0,20}}value))((?:{_QUOTE})?\s{{0,9}}(?:=>|[:=>])[ \t]{{0,9}})"
-_VALUE_AFTER = re.compile(rf"(?:(?!\n[ \t]{{0,40}}-[ \t])[^{{}}]){{0,400}}?{_VALUE_KEY}")
+_VALUE_AFTER = re.compile(rf"(?:(?!\n[ \t]{{0,40}}-[ \t])[^{{}}]){{0,400}}?{_VALUE_KEY}|(())>(?=[^\s<])")
 _SCHEME = re.compile(r"(?i)(?:bearer|basic|token|negotiate|ntlm|api-?key|oauth|splunk|sso-key|hmac[\w-]*|aws4[\w-]*)[ \t]{1,9}")
 _TOKEN = re.compile(r"(?!(?i:username)=)[^\s\"',;…]+")
 _CREDENTIALS = re.compile(r"(?!(?i:digest) )[^\s\"',;…]+(?:[ \t][^\s\"',;…]+)?")
@@ -133,7 +133,12 @@ _ALONE = (
     r"\b(?P<shape>eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|gh[pousr]_\w{20,}|github_pat_\w{20,}|gl[a-z]{2,5}-[\w-]{20,}|xox[abposr]-[\w-]{10,}"
     r"|hv[sb]\.[\w-]{20,}|dapi[0-9a-f]{32}|[sr]k_(?:live|test)_\w{10,}|npm_\w{30,}|AIza[\w-]{35}|SG\.[\w-]{16,}\.[\w-]{16,})",
     rf"\b(?:(?i:{_BY})(?=[ENX]?['\"]|\$)|IDENTIFIED(?i:{_BY[10:]})|(?i:(?:user|role)\s{{1,9}}\S{{1,64}}\s{{1,9}}{_BY}"
-    r"|login\s{1,9}\S{1,128}\s{1,9}password\s{1,9}))",
+    r"|login\s{1,9}\S{1,128}\s{1,9}password\s{1,9}|set\s{1,9}password\s{1,9}for\s{1,9}\S{1,128}\s{1,9}=\s{0,9}))",
+    r"(?<![\w/])[\w.-]{1,64}:(?P<dsn>[^\s:@/\"']{1,256})@(?:(?:tcp|unix)\(|localhost\b|[\w.-]{1,99}:\d{2,5}\b)",
+    r"Private-Lines: \d{1,4}\s(?P<putty>[\w+/=\s]*)",
+    r"(?i:duplicate entry) '(?P<twice>[^\n]{1,400}?)' for key '(?i:[\w.]{0,64}(?:passw|token|secret|api_?key))",
+    r"(?i:passw(?:or)?d|secret|token|\bkey)(?:[ \t](?i:is|was))?[ \t]{1,3}[\"'`(]{0,2}"
+    r"(?P<said>(?=[\w-]{0,40}\d)(?=[\w-]{0,40}[A-Za-z])[\w.~+/=!$%^*-]{8,})",
     r"(?<![\w-])(?:-[A-Za-z]{0,6}u|--user|--proxy-user|-U)(?:[\s=]{1,9}|[\"'],\s{0,9}(?=[\"']))?(?P<quote>[\"'])?"
     r"(?!\d+:\d+\b)[^\s:\"']{1,128}:(?!//)(?P<login>(?(quote)(?:(?!(?P=quote))[^\n])+|(?:[^\s\"'\\]|[\"'\\](?=\w))+))",
     r"\b(?:mysql\w{0,9}|mariadb[\w-]{0,9}|sshpass|redis-cli|(?:docker|podman|helm registry) login)\b[^\n;|&]{0,200}?\s"
@@ -201,10 +206,8 @@ def excerpt(value: object, most: int) -> str:
 def reference_of(value: object) -> tuple[str, str] | None:
     """The kind, "env" or "file", and the place of the value, if this says where it is: ``{"env": NAME}``, also as JSON."""
     if isinstance(value, str) and re.match(r'\s*\{\s*"(env|file)"', value):
-        try:
+        with suppress(ValueError):
             value = json.loads(value)
-        except ValueError:
-            return None
     if not isinstance(value, Mapping) or len(value) != 1:
         return None
     ((kind, where),) = value.items()
@@ -242,11 +245,6 @@ def _is_nothing(name: str, value: str) -> bool:
         or (name.lower().endswith("auth") and _MECHANISM.fullmatch(value) is not None)
         or (value.count(".") == 1 and _letters(value.partition(".")[2]) == _letters(name.rpartition(".")[2]))
     )
-
-
-def _is_sentence(name: str, said: str) -> bool:
-    """Whether an error says this of a field, a file or itself: in plain words, unlike a password."""
-    return bool(_SENTENCE.match(said) or _FILE_NAME.search(name)) and all(_PLAIN.fullmatch(word) for word in said.split())
 
 
 def _places(text: str) -> list[tuple[int, int]]:
@@ -317,21 +315,26 @@ def _named(text: str) -> Iterator[tuple[int, int]]:
             continue
         form = "flag" if found["flag"] else "name"
         name, start = unquote(found[form][-200:]), found.start(form)  # the end of a name is enough
-        before = text[max(0, start - 3) : start]
-        if before.endswith("\\") and name[0] in "nrt":  # the escape of a line's end
-            name = name[1:]
+        line = (before := text[max(0, start - 20) : start]).rpartition("\n")[2]
+        name = name[1:] if before.endswith("\\") and name[0] in "nrt" else name  # the escape of a line's end
+        if name.lower() in ("key", "phrase") and (word := re.search("[A-Za-z]+ $", before)):  # `API key: …`
+            name = word[0] + name
         name = name[2:] if name.startswith("-D") else name
+        places: Iterator[tuple[int, int]] = iter(())
+        at = text.index(">", found.end()) + 1 if found["xml"] is not None else found.end() - bool(found["call"])
         if not _is_secret(name):
-            places = _of_entry(found) if (found["sign"] or found["xml"]) and _ENTRY.match(name) else iter(())
-        elif (
-            (found["xml"] and not before.endswith("<"))
+            if (found["sign"] or found["xml"] is not None) and _ENTRY.match(name):
+                places = _of_entry(text, start, at)
+        elif not (
+            (found["xml"] is not None and not re.search(r"<(?:\w+:)?$", before))
             or (before.endswith("/") and "=" in (found["sign"] or ""))  # a directory of a partition
-            or (found["pair"] and re.search(r"[\w\s]\([\"']$", before) is None)  # .option("password", "…")
-            or (found["sql"] and not re.search("(?i:password|key|session_?token)|SECRET$", name))
+            or (
+                found["pair"] and not re.search(r"(?:\w|\[|, )\(b?[\"']$", before)
+            )  # .option("password", "…"), [("password", "…")]
+            or (found["call"] and _ERROR.fullmatch(name))
+            or (found["conf"] and not (re.search(r"[._|]|^[A-Z]+\s", name + found["conf"]) and _BEFORE.fullmatch(line)))
         ):
-            continue
-        else:
-            places = _values(name, text, start, found.end(), found["sign"] or found["set"] or "")
+            places = _values(name, text, start, at, found["sign"] or found["set"] or found["sql"] or "")
         for place in places:
             yield place
             end = max(end, place[1])
@@ -344,8 +347,7 @@ def _values(name: str, text: str, start: int, at: int, sign: str) -> Iterator[tu
     line = before.rpartition("\n")[2] if "\n" in before or start <= 200 else "…"
     style = "word" if not _BEFORE.fullmatch(line) else "yaml" if colon else "line"
     if style == "yaml":
-        if tag := _TAG.match(text, at):
-            at = tag.end()
+        at = tag.end() if (tag := _TAG.match(text, at)) else at
         if below := _BELOW.match(text, at):
             yield from _next_lines(name, text, len(line.rstrip("\"'")), below.end(), below[1] is not None)
             return
@@ -363,7 +365,7 @@ def _values(name: str, text: str, start: int, at: int, sign: str) -> Iterator[tu
     if _is_shown(name, text, at, begin, end, sign, colon and not text.startswith(("'", '"', "\\"), at)):
         return
     yield begin, end
-    if style == "yaml" and (line_end := _LINE_END.match(text, end)):
+    if style == "yaml" and (line_end := _BELOW.match(text, end)):
         yield from _next_lines(name, text, len(line.rstrip("\"'")), line_end.end(), first=False)
 
 
@@ -385,31 +387,33 @@ def _is_shown(name: str, text: str, at: int, begin: int, end: int, sign: str, pr
     if prose:
         rest = text[at : at + LONGEST].partition("\n")[0].strip()
         error = _ERROR.fullmatch(name.rpartition(".")[2]) and text[at - 1] == " "
-        return bool(error or _is_sentence(name, rest) or _TYPED.match(rest) or re.fullmatch("[A-Z][A-Za-z]*:", said))
+        sentence = (_SENTENCE.match(rest) or _FILE_NAME.search(name)) and all(map(_PLAIN.fullmatch, rest.split()))
+        return bool(error or sentence or _IS_TYPE.match(rest) or re.fullmatch("[A-Z][A-Za-z]*:", said))
+    if sign.isspace() and not re.search("(?i:password|key|session_?token)|SECRET$", name):  # `token 'a'` of a parser
+        return len(said) < 20 and not re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])\S{8,}", said)
     if "=" in sign:
         return (sign[-1].isspace() and _IN_SQL.fullmatch(said) is not None) or _is_computed(name, text, at)
     return sign == "" and _AFTER_FLAG.match(said) is not None
 
 
-def _of_entry(found: re.Match[str]) -> Iterator[tuple[int, int]]:
+def _of_entry(text: str, start: int, at: int) -> Iterator[tuple[int, int]]:
     """The value of {"name": NAME, "value": …}, in any order."""
-    text, called = found.string, re.compile(rf"(?:{_QUOTE})?([\w.%-]{{1,128}})(?:{_QUOTE})?").match(found.string, found.end())
+    called = _CALLED.match(text, at)
     if called is None or not _is_secret(called[1]):
         return
     if after := _VALUE_AFTER.match(text, called.end()):
-        yield from _values(called[1], text, after.start(1), after.end(), after[2])
+        yield from _values(called[1], text, after.start(1) if after[1] else after.end(), after.end(), after[2] or "")
         return
-    for before in reversed([*re.compile(_VALUE_KEY).finditer(text, max(0, found.start() - LONGEST), found.start())]):
+    for before in reversed([*re.compile(_VALUE_KEY).finditer(text, max(0, start - LONGEST), start)]):
         begin, end = _extent(text, before.end(), "word", "\"'})]")
-        if begin < end <= found.start() and "{" not in text[end : found.start()]:
+        if begin < end <= start and "{" not in text[end:start]:
             yield begin, end
             return
 
 
 def _extent(text: str, at: int, style: str, closers: str = "") -> tuple[int, int]:
     """Where the value is that begins here; an empty place if none does."""
-    if prefix := _PREFIX.match(text, at):
-        at = prefix.end()
+    at = prefix.end() if (prefix := _PREFIX.match(text, at)) else at
     in_line = style in ("line", "yaml")
     if (opened := _OPENS.match(text, at)) and not (in_line and text[at] not in "[{"):
         end = _closing(text, opened.end())
@@ -418,13 +422,10 @@ def _extent(text: str, at: int, style: str, closers: str = "") -> tuple[int, int
     if quoted := _OPENS_QUOTE.match(text, at):
         closing = _closing_quote(len(quoted[1]), quoted[2]).search(text, quoted.end())
         return quoted.end(), closing.start() if closing else len(text)
-    if dollars := _DOLLARS.match(text, at):
-        return dollars.span(2)
-    if not in_line and (braced := _BRACED.match(text, at)):
-        return braced.span(braced.lastindex or 0)
+    if not (in_line and text.startswith("{", at)) and (enclosed := _ENCLOSED.match(text, at)):
+        return enclosed.span(enclosed.lastindex or 0)
     if style in ("header", "cookie"):
-        if scheme := _SCHEME.match(text, at):
-            at = scheme.end()
+        at = scheme.end() if (scheme := _SCHEME.match(text, at)) else at
         told = (_COOKIES if style == "cookie" else _TOKEN if scheme else _CREDENTIALS).match(text, at)
     else:
         told = _bare(style, closers).match(text, at)
@@ -435,14 +436,13 @@ def _extent(text: str, at: int, style: str, closers: str = "") -> tuple[int, int
 def _closing_quote(escapes: int, sign: str) -> re.Pattern[str]:
     """What ends a text in quotes: such a quote, unless it is within a word, or escaped once more."""
     escaped = rf"\\{{0,{escapes}}}" if escapes else r"(?:\\\\){0,20}"
-    return re.compile(rf"(?<!\\){escaped}{sign}(?!{sign}){_ENDS}")
+    return re.compile(rf"(?<!\\){escaped}{sign}(?!{sign})(?={_ENDS})")
 
 
 @cache
 def _bare(style: str, closers: str) -> re.Pattern[str]:
     """What a value without quotes is: it ends with the quote or bracket that is open, or before another name."""
-    in_line = style in ("line", "yaml")
-    shut = "" if in_line else closers
+    shut = "" if style in ("line", "yaml") else closers
     free = "".join(each for each in "\"'`)]}" if each not in shut)
     another = rf"[\"']?{_NEXT}=(?!=|\s|$)|{_NEXT}\\?[\"']?:\s"
     word = rf"[;&,](?!\s|$|[{re.escape(shut)}\\]|{another})"
@@ -453,7 +453,7 @@ def _bare(style: str, closers: str) -> re.Pattern[str]:
         "line": rf"[;&,](?![ \t]{{0,9}}{_NEXT}=|[ \t]*$)|[ \t]{{1,40}}(?=\S)(?!#\s|--?[A-Za-z]|{_NEXT}=)",
         "yaml": rf"[;&,](?![ \t]{{1,9}}{_NEXT}:\s|[ \t]*$)|[ \t]{{1,40}}(?=\S)(?!#|{_NEXT}:\s)",
     }[style]
-    ends = rf"|[{re.escape(shut)}](?!{_ENDS[3:]}|\\(?!\\{{0,15}}[{re.escape(shut)}])" if shut else r"|\\"
+    ends = rf"|[{re.escape(shut)}](?!{_ENDS})|\\(?!\\{{0,15}}[{re.escape(shut)}])" if shut else r"|\\"
     return re.compile(rf"(?m:(?:[^\s;&,\"'`)\]}}<\\]|<(?!/)|[{re.escape(free)}…]{ends}|{more})*+)")
 
 
@@ -469,9 +469,9 @@ def _next_lines(name: str, text: str, column: int, at: int, block: bool = False,
             return
         if said.startswith("…") or (item and _letters(name) == "secrets"):  # Docker and Kubernetes list their names
             return
-        first, begin = False, line.start(3) if item or not line[2] else line.start(2)
-        begin += len(text[begin : line.end(3)]) - len(text[begin : line.end(3)].lstrip())
-        end = begin + len(text[begin : line.end(3)].rstrip())
+        first, whole = False, text[line.start(3 if item or not line[2] else 2) : line.end(3)]
+        begin = line.end(3) - len(whole.lstrip())
+        end = begin + len(whole.strip())
         if end - begin > 1 and text[begin] in "\"'" and text[end - 1] == text[begin]:
             begin, end = begin + 1, end - 1
         if not _is_nothing(name, text[begin:end]) and not _TEMPLATE.fullmatch(text, begin, end):

@@ -132,6 +132,7 @@ LISTED = [
         for sign in ("=", ": ", " = ", '="')
     ),
 ]
+LINES = [f"{each}{SECRET}" for each in ("spark.hadoop.fs.s3a.secret.key ", "ENV PASSWORD ", "password   | ", "setenv API_KEY\t")]
 # and which nobody listed
 OTHERS = [
     *(f"log: password: {SECRET}", f"mysql -u root -p{SECRET} db", f"sshpass -p {SECRET} ssh h", f"run x --password {SECRET} y"),
@@ -143,6 +144,31 @@ OTHERS = [
         f"def f(password: str = '{SECRET}')",
         f"sqlplus scott/{SECRET}@h",
         f"password={{{{ x or '{SECRET}' }}}}",
+    ),
+    *(
+        f'Map("password" -> "{SECRET}")',
+        f"Map(password -> {SECRET})",
+        f'val password: String = "{SECRET}"',
+        f"API key = {SECRET}",
+        f"private key: {SECRET}",
+    ),
+    *(f"[('password', '{SECRET}')]", f'BasicAuth("me", "{SECRET}")', f'CREATE SECRET (TYPE s3, SECRET "{SECRET}")'),
+    *(
+        f'<password type="x">{SECRET}</password>',
+        f'<input type="password" value="{SECRET}">',
+        f"<a:password>{SECRET}</a:password>",
+    ),
+    *(
+        f"Key (token)=({SECRET}) already exists.",
+        f"Duplicate entry '{SECRET}' for key 'users.token'",
+        f"me:{SECRET}@tcp(h:3306)/d",
+    ),
+    *(f"SET PASSWORD FOR me = '{SECRET}'", f"password\\u003d{SECRET}", f"bad token {SECRET}1234", f"the password is '{SECRET}7'"),
+    *(
+        f"API Key: {SECRET}",
+        f"\x1b[1mpassword\x1b[0m={SECRET}",
+        f"docker run -ePASSWORD={SECRET} x",
+        f"Private-Lines: 1\n{SECRET}",
     ),
     f"https://api.telegram.org/bot1:{SECRET}/x",
     f"it said eyJhbGciOiJub25lIn0.eyJ{SECRET}.{SECRET}",

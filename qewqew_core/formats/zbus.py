@@ -28,6 +28,7 @@ not believed. The files do not say which dialect they are in.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterable, Sequence, Sized
 from itertools import accumulate, chain, count, repeat
@@ -133,6 +134,12 @@ def check_dialect(dialect: object) -> str:
     if dialect not in ("A", "B", "C"):
         raise BadArgument(f'dialect must be "A", "B" or "C", not {excerpt(dialect, 60)}')
     return "B" if dialect == "A" else str(dialect)  # B's readers and A's do not look at the offset, all else is the same
+
+
+def base_of(name: str) -> int | None:
+    """The base of the block with this name; None if it is the name of no block."""
+    base = int(name[:20]) if re.fullmatch(r"[0-9]{20}[.]zbus", name) else 1 << 63
+    return base if base < 1 << 63 else None
 
 
 def block_name(base: int) -> str:

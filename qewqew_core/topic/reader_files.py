@@ -44,7 +44,8 @@ def make_rdx(files: Files, path: str, place: Position, filter: str | None, mask:
 def open_lock(files: Files, fds: list[int], stem: str) -> None:
     """Open ``state/R.lock``, created if it is missing; the descriptor is added to the list."""
     files.open_into(fds, stem + LOCK, make=True)
-    check_regular(files.status(fds[-1]), stem + LOCK)
+    check_regular(status := files.status(fds[-1]), stem + LOCK)
+    witness.check_no_other(files, fds[-1], stem + LOCK, status)
 
 
 def is_lock_of(files: Files, fd: int, stem: str) -> bool:

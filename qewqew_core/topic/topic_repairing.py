@@ -84,7 +84,8 @@ class _Repair:
         self.report = RepairReport()
         self.log = self._read_log()
         self.image = self.read(self.index_path)  # of the index
-        self.bases = sorted(int(name[:20]) for name in files.list(topic_paths.data_of(path)) if name.endswith(".zbus"))
+        bases = map(zbus.base_of, files.list(topic_paths.data_of(path)))
+        self.bases = sorted(base for base in bases if base is not None)
         self.dialect = dialect or (self.log.state.dialect if self.log else "B")
         self.index = IndexRepair(files, path, self.bases, self.image, self.log, self.dialect)
 
@@ -323,7 +324,7 @@ class _Repair:
         data = topic_paths.data_of(self.path)
         for name in sorted(self.files.list(data)):
             path = os.path.join(data, name)
-            if name.endswith(".sums"):
+            if name.endswith(".sums") and zbus.base_of(f"{name.removesuffix('.sums')}.zbus") is not None:
                 try:
                     topic_log.unpack_sums(read_whole(self.files, path), path)
                 except Corrupt as error:

@@ -10,7 +10,7 @@ import os
 
 from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.files import Files
-from qewqew_core.errors import Corrupt
+from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.topic.topic_paths import LOCK, LOG, lock_of, log_of
 
 _WITNESS = b"has log\n"
@@ -29,6 +29,13 @@ def is_beside(files: Files, log: str) -> bool:
             return is_in(files, fd)
     except OSError:  # there is none, or nothing that could be locked: who opens the store is told
         return False
+
+
+def check_no_other(files: Files, fd: int, path: str, status: os.stat_result) -> None:
+    """Raise `BadPath` if this open lock file is another name of a file with something else in it, which would be written over."""
+    if status.st_nlink > 1 and not is_in(files, fd) and any(files.read(fd, SIZE, 0)):
+        said = "a hard link to a file with other contents is in the way of a lock file. Nothing was changed; remove this name"
+        raise BadPath(said, path=path)
 
 
 def write(files: Files, fd: int, log: str) -> None:

@@ -88,6 +88,7 @@ class Writer(NotCopied):
             files.check_writable(home)
         self._lock_file, _ = lock.acquire(files, lock_of(directory), lock_timeout, follow=False, what="topic")
         fd = self._lock_file.fd
+        witness.check_no_other(files, fd, lock_of(directory), files.status(fd))
         files.truncate(fd, witness.SIZE)
         unread = set[str]()
 

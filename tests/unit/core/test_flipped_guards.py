@@ -14,7 +14,7 @@ from commands import run
 from disk import NoSync
 from stride import Every
 
-from qewqew_core import Queue, Topic, repair, repair_topic
+from qewqew_core import BadPath, Queue, Topic, repair, repair_topic
 from qewqew_core.queue import paths, stamp
 from qewqew_core.topic import reader_log, topic_paths, witness
 
@@ -67,15 +67,15 @@ def has_seal(data: bytes) -> bool:
     return has_witness(data) and reader_log.unpack_seal(data[witness.SIZE :]) is not None
 
 
+GUARDS = [
+    ("queue", "s" + paths.STAMP, has_stamp),
+    ("topic", topic_paths.lock_of("s"), has_witness),
+    ("topic", topic_paths.stem_of("s", "r") + topic_paths.LOCK, has_seal),
+]
+
+
 @pytest.mark.parametrize("state", ["closed", "crashed"])
-@pytest.mark.parametrize(
-    ("kind", "name", "is_whole"),
-    [
-        ("queue", "s" + paths.STAMP, has_stamp),
-        ("topic", topic_paths.lock_of("s"), has_witness),
-        ("topic", topic_paths.stem_of("s", "r") + topic_paths.LOCK, has_seal),
-    ],
-)
+@pytest.mark.parametrize(("kind", "name", "is_whole"), GUARDS)
 def test_what_is_wrong_in_a_guard_alone_changes_nothing_and_is_written_again(
     kind: str, name: str, is_whole: Callable[[bytes], bool], state: str, tmp_path: Path, every: Every
 ) -> None:
@@ -95,3 +95,23 @@ def test_what_is_wrong_in_a_guard_alone_changes_nothing_and_is_written_again(
         assert is_whole((home / name).read_bytes()), number
         assert (repair if kind == "queue" else repair_topic)(home / "s", _files=NoSync()).ok
         shutil.rmtree(home)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, name, _ in GUARDS])
+def test_a_guard_that_is_another_name_of_a_file_of_the_user_does_not_change_that_file(
+    kind: str, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "home").mkdir()
+    make(kind, tmp_path / "home" / "s", tmp_path / "crashed" / "s")
+    (tmp_path / "thesis.txt").write_bytes(b"precious, and long enough for each of them")
+    guard = tmp_path / "home" / name
+    guard.unlink()
+    guard.hardlink_to(tmp_path / "thesis.txt")
+    try:
+        seen(kind, tmp_path / "home" / "s")
+    except BadPath as error:
+        assert "a hard link to a file with other contents is in the way" in str(error)  # noqa: PT017
+        assert kind == "topic"
+        guard.unlink()
+        seen(kind, tmp_path / "home" / "s")
+    assert (tmp_path / "thesis.txt").read_bytes() == b"precious, and long enough for each of them"

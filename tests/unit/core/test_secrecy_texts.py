@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from secret_forms import SECRET
-from secret_texts import FIRST, LAST, LISTED, OTHERS, texts
+from secret_texts import FIRST, LAST, LINES, LISTED, OTHERS, texts
 
 from qewqew_core.secrecy import hide
 
@@ -29,6 +29,12 @@ def test_a_secret_is_hidden_in_more_forms(text):
     for around in "{}", "it says {}", "a\n{}\nb", "'{}'", '["{}"]':
         shown = hide(around.format(text))
         assert SECRET not in shown, shown
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_may_be_a_name_and_a_secret(line):
+    for around in "{}", "x\n{}\ny", "x\n  {}":
+        assert SECRET not in hide(around.format(line))
 
 
 def test_ordinary_texts_stay_whole():

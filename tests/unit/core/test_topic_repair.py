@@ -52,6 +52,16 @@ def test_a_damaged_log_is_set_aside_and_no_message_is_lost(path: Path) -> None:
         assert reader.read().number == 7
 
 
+def test_other_files_among_the_blocks_are_left_alone(path: Path) -> None:
+    others = ["backup.zbus", f"{'9' * 20}.zbus", f"{'1' * 21}.zbus", f"{'1' * 21}.sums", f"{'٣' * 20}.zbus", ".zbus"]
+    for name in others:
+        (path / "data" / name).write_bytes(b"not ours")
+    flip(path / "events.wal", 30)
+    assert len(repair_topic(path).damage) == 1
+    assert bodies(path) == [b"%d" % number for number in range(20)]
+    assert {(path / "data" / name).read_bytes() for name in others} == {b"not ours"}
+
+
 def damage_behind_the_keys(path: Path) -> None:
     with Topic(path, block_size=1500) as topic:
         topic.append(b"20")
