@@ -34,8 +34,8 @@ def check_id(name: str, value: object) -> str:
 def init(directory: str, id: str | None = None, group: str | None = None) -> tuple[str, bool]:
     """Create the directory, but none above it, if it is missing, and mark it; returns its id, and whether the marker is new.
 
-    The marker is durable then. A directory keeps the id that it has. ``id``: the one to give it; None: a random one. ``group``: the Unix group whose members
-    share what is in it. Raises `BadArgument` if it has another id already, and `BadPath`.
+    The marker is durable then. A directory keeps the id that it has. ``id``: the one to give it; None: a random one. ``group``:
+    the Unix group whose members share what is in it. Raises `BadArgument` if it has another id already, and `BadPath`.
     """
     if id is not None:
         check_id("the id", id)
