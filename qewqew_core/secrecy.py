@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
 from itertools import chain
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
+
+from qewqew_core.urls import SLASH, TEMPLATE, passwords_in_urls
 
 # Parts of names, in small letters and without signs. What ends in one of `_ABOUT` tells where a secret is, or its kind or size.
 _ABOUT = (
@@ -58,10 +61,6 @@ _NOTHING = re.compile(
 _MECHANISM = re.compile("(?i)(?:no-?)?sasl|plain|simple|gssapi|digest|cert(?:ificate)?|m?tls|ssl|iam|jwt|token|password|scram.*")
 _FILE = re.compile(r"(?:/|\./|~/)[\w./-]+\.[A-Za-z]{2,5}")  # of credentials
 _FILE_NAME = re.compile(r"(?i)\.(?:qew|zbus|jsonl?|[ct]sv|parquet|avro|txt|log|ya?ml|toml|ini|conf|py|sh|sql|gz|lock|pem|crt)$")
-_TEMPLATE = re.compile(  # what a template or a shell will give, without a text of its own
-    r"\{\{(?:[^{}\"'|]|[\"']\w{0,64}(?i:pass|pwd|secret|token|key|conn)\w{0,64}[\"']){0,200}\}\}|\$\{\w[\w.]{0,100}\}|\$\([^()\"']{0,200}\)"
-    r"|\$\w*(?i:password|passwd|secret|token|_key)\b|%\(\w{1,64}\)s|<[a-z][a-z _-]{1,40}>"
-)
 # Sentences of errors after `NAME: `, and the words that they may have, unlike secrets
 _SENTENCE = re.compile(
     r"(?i)(?:(?:expected|found|got) [\w<'\"]|(?:field|value)? ?(?:is )?required\b|(?:missing|invalid|expired|empty|unset)\W*$"
@@ -86,15 +85,13 @@ _AFTER_FLAG = re.compile(
 )
 _QUOTE = r"\\{0,15}[\"'`]"
 _TYPED = rf":\s{{0,3}}(?i:[\w.]{{0,9}}{_TYPE}|final)(?:\s?\|\s?None)?\s{{0,3}}="  # `password: str = …`
-_SIGN = (
-    rf"(?:\x1b\[[\d;]{{0,9}}m)?\s{{0,9}}(?:[=-]>|:=|={{1,3}}|{_TYPED}|:|\\{{1,2}}u003[da])(?:\s{{0,9}}(?={_QUOTE})|[ \t]{{0,9}})"
-)
+_SIGN = rf"\s{{0,9}}(?:[=-]>|:=|={{1,3}}|{_TYPED}|:|\\{{1,2}}u003[da])(?:\s{{0,9}}(?={_QUOTE})|[ \t]{{0,9}})"
 _STRING = r"(?=(?:[ENBXenbx]|[Uu]&)?['\"]|\$(?:[A-Za-z_]\w{0,60})?\$)"  # of SQL
 _NAMED = (
     rf"(?<![\w.%-])(?:(?P<flag>-(?>[\w.%-]+))(?:(?P<set>{_SIGN})|{_QUOTE},\s{{0,9}}(?={_QUOTE})|[ \t]{{1,9}}(?=[^\s-]))"
     rf"|(?P<name>(?>[\w.%-]+))(?:(?P<sign>(?:{_QUOTE}\]?|&\w{{2,4}};|(?:,[\w ,]{{1,99}})?\)(?==))?{_SIGN})"
     rf"|(?P<xml>(?=(?:\s[\w:-]{{1,20}}=[\"'][^\"'<>]{{0,60}}[\"']){{0,3}}>))|(?P<sql>\s{{1,9}}{_STRING})"
-    rf"|(?P<call>\((?={_QUOTE}))|(?P<pair>{_QUOTE},\s{{0,9}}(?={_QUOTE}))"
+    rf"|(?P<call>\((?=b?{_QUOTE}))|(?P<pair>{_QUOTE}\s{{0,9}},\s{{0,9}}(?=b?{_QUOTE}))"
     r"|(?P<conf>[ \t]{1,40}(?:\|[ \t]{1,9})?(?=[^\s|:=]+[ \t]*(?m:$)))))"
 )
 _PREFIX = re.compile(r"""(?:[bBfFrRuUeEnNxX]{1,2}|[uU]&)(?=["'](?!\s?[,:)\]}]))""")  # b'…', E'…', U&'…'
@@ -115,6 +112,10 @@ _INNER = re.compile(r"\{(?:\s{0,9}(?:[\"'\\}\n]|[\w.-]{1,64}:\s)|\s)")
 _MAPPING = re.compile(r"[\"']?[\w.-]{1,128}[\"']?:(?:\s|$)|[{\[|>&*!#]")
 _ENTRY = re.compile(r"(?i)(?:^|.*\W)\w{0,20}(?:name|key|type)$")  # {"name": NAME, "value": …}, in JSON, YAML and XML
 _CALLED = re.compile(rf"(?:{_QUOTE})?([\w.%-]{{1,128}})(?:{_QUOTE})?")
+_OF_NAMES = re.compile(
+    r"(?i)\b(?:in|of|from|by|on|using|among|key|unique|columns?|fields?|(?:into|table|index|view|on|join)\s{1,9}\S{1,64})\s{1,9}\([^()]*$"
+)
+_WORD_IN_QUOTES = re.compile(rf"{_QUOTE}[A-Za-z_]{{1,40}}{_QUOTE}")
 _VALUE_KEY = rf"(?<![\w.-])((?i:\w{{0,20}}value))((?:{_QUOTE})?\s{{0,9}}(?:=>|[:=>])[ \t]{{0,9}})"
 _VALUE_AFTER = re.compile(rf"(?:(?!\n[ \t]{{0,40}}-[ \t])[^{{}}]){{0,400}}?{_VALUE_KEY}|(())>(?=[^\s<])")
 _SCHEME = re.compile(r"(?i)(?:bearer|basic|token|negotiate|ntlm|api-?key|oauth|splunk|sso-key|hmac[\w-]*|aws4[\w-]*)[ \t]{1,9}")
@@ -122,19 +123,20 @@ _TOKEN = re.compile(r"(?!(?i:username)=)[^\s\"',;…]+")
 _CREDENTIALS = re.compile(r"(?!(?i:digest) )[^\s\"',;…]+(?:[ \t][^\s\"',;…]+)?")
 _COOKIES = re.compile(r"""(?:"[^"\n…]*"|[^\s"';…])+(?:;[ \t]{0,2}[^\s"';=]+=(?:"[^"\n]*"|[^\s"';])*)*""")
 
-_SLASH = r"\\{0,7}/"
 _BY = r"identified\s{1,9}(?:with\s{1,9}\S{1,64}\s{1,9})?(?:by|as)\s{1,9}(?:(?:password|values)\s{1,9})?"
 _ALONE = (  # what needs no name
     r"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}(?P<pem>(?:[\w+/=\s:,;.\\\"'`>|#*()\[\]]|-(?!---))*)",
-    rf"(?i:hooks\.slack\.com{_SLASH}\w{{1,20}}|(?:webhook|\boutlook)\.office(?:365)?\.com{_SLASH}webhook\w{{0,9}}|webhook\.office\.com{_SLASH}"
-    rf"\w{{1,20}}|discord(?:app)?\.com{_SLASH}api{_SLASH}webhooks|hooks\.zapier\.com{_SLASH}hooks{_SLASH}catch){_SLASH}(?P<hook>[^\s\"'<>]+)"
-    rf"|api\.telegram\.org{_SLASH}bot(?P<bot>[\w:-]+)",
+    rf"(?i:hooks\.slack\.com{SLASH}\w{{1,20}}|(?:webhook|\boutlook)\.office(?:365)?\.com{SLASH}webhook\w{{0,9}}|webhook\.office\.com{SLASH}"
+    rf"\w{{1,20}}|discord(?:app)?\.com{SLASH}api{SLASH}webhooks|hooks\.zapier\.com{SLASH}hooks{SLASH}catch){SLASH}(?P<hook>[^\s\"'<>]+)"
+    rf"|api\.telegram\.org{SLASH}bot(?P<bot>[\w:-]+)",
     r"(?i:jdbc:oracle:\w{1,9}:|\b(?:sqlplus|sqlldr|expdp|impdp)\s{1,9})[^/@\s:]{1,128}/(?P<oracle>\"[^\"]{0,128}\"|[^\s@]{0,128})@",
     r"\b(?i:bearer)\s{1,9}(?!(?i:auth\w*|credentials?|challenge|required|tokens?\b))(?!\w{1,20}=\w)(?P<bearer>[\w.~+/=-]{8,})",
     r"\b(?i:authorization\W{1,9}digest)\s[^\n]{0,400}?\b(?i:response)=[\"']?(?P<digest>[^\s\"',]+)",
     # by their shape: JWT, GitHub, GitLab, Slack, Vault, Databricks, AWS' temporary ones, Stripe, npm, Google, SendGrid
-    r"\b(?P<shape>eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|gh[pousr]_\w{20,}|github_pat_\w{20,}|gl[a-z]{2,5}-[\w-]{20,}|xox[abposr]-[\w-]{10,}"
-    r"|hv[sb]\.[\w-]{20,}|dapi[0-9a-f]{32}|[sr]k_(?:live|test)_\w{10,}|npm_\w{30,}|AIza[\w-]{35}|SG\.[\w-]{16,}\.[\w-]{16,})",
+    r"\b(?P<shape>eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|gh[pousr]_\w{20,}|github_pat_\w{20,}|gl[a-z]{2,5}-[\w-]{20,}|x(?:ox[a-z](?:\.xox[a-z])?|app)-[\w-]{10,}"
+    r"|hv[sbr]\.[\w-]{20,}|(?<![\w.])s\.(?=[A-Za-z]*\d)(?=\w*[A-Z])[A-Za-z0-9]{24}(?![\w(.])|dapi[0-9a-f]{32}"
+    r"|[sr]k_(?:live|test)_\w{10,}|whsec_[\w+/=]{10,}|npm_\w{30,}|AIza[\w-]{35}"
+    r"|ya29\.[\w.-]{20,}|GOCSPX-[\w-]{20,}|1//0[\w-]{20,}|SG\.[\w-]{16,}\.[\w-]{16,})",
     rf"\b(?:(?i:{_BY})(?=[ENX]?['\"]|\$)|IDENTIFIED(?i:{_BY[10:]})|(?i:(?:user|role)\s{{1,9}}\S{{1,64}}\s{{1,9}}{_BY}"
     r"|login\s{1,9}\S{1,128}\s{1,9}password\s{1,9}|set\s{1,9}password\s{1,9}for\s{1,9}\S{1,128}\s{1,9}=\s{0,9}))",
     r"(?<![\w/])[\w.-]{1,64}:(?P<dsn>[^\s:@/\"']{1,256})@(?:(?:tcp|unix)\(|localhost\b|[\w.-]{1,99}:\d{2,5}\b)",
@@ -148,20 +150,13 @@ _ALONE = (  # what needs no name
     r"(?:-p\s{0,3}|-a\s{1,3}|--pass\s{1,3})[\"']?(?P<short>[^\s\"'-]\S*?)(?=[\"']?(?:\s|$))",
 )
 # Signs of these, in their order: a text has one
-_SIGNS = (
-    "priv|hook telegr|oracle sql dp|bearer|dige|_ - .|identi login pass|@|lines|dup|pass secr token key|-|sql mari log sshp redi"
-)
+_SIGNS = "priv|hook telegr|oracle sql dp|bearer|dige|_ - . //|identi login pass|@|lines|dup|pass secr token key|-|sql mari log sshp redi"
 _OTHER_USERS = re.compile(  # their -u is a user and a group, a flag, or a branch
     r"(?:^|[\s/=;&|('\"])(?:chown|chgrp|rsync|git [a-z-]+|sudo|su|runuser|setpriv|unshare|systemd-run"
     r"|(?:docker|podman|nerdctl)(?:[\s'\",]{1,9}(?:exec|run|create|compose))*)(?:[\s'\",]{1,9}-[\w=-]+)*[\s'\",]{1,9}$"
 )
-_BEGINS_URL = re.compile(rf"(?<![/\\])(:?)((?:{_SLASH}){{1,2}})")
-_URL = re.compile(r"""(?:[^\s"'`<>,;]|["'`](?![\s,;:)\]}>\\"'`]|$)|[<>](?![\s"',)]|$)|[,;](?![\w+]{2,20}://))*""")
-_PORT_IS = r"\d{1,5}|port|[$%]?[({<]+[^\s/@]{0,40}port[^\s/@]{0,40}?[)}>]+s?|\$\w{0,40}port\w{0,9}|%[sd]|\{\d?\}"
-_PORT = re.compile(rf"(?i)(?:{_PORT_IS})(?:[/?#,;\\\"'`<>\s]|$)")
-_IPV6 = re.compile(r"\[[0-9A-Fa-f:.%]{2,60}\]")
-_HOST = re.compile(r"@(?=[\w\[{$<%])(?!sha256:)")
 
+_COLOUR = re.compile(r"(?:\x1b|\\{1,4}(?:x1b|u001[bB]|033))\[[0-?]{0,40}[ -/]{0,4}[@-~]")  # also as Python and JSON write it
 SHORTEST = 5  # characters of what a reference gave, if neither its name nor its form says that it is a secret
 LONGEST = 1000  # characters of a value that is read to see whether it hides nothing
 _read: set[str] = set()  # patterns of what references gave
@@ -254,9 +249,16 @@ def _is_nothing(name: str, value: str) -> bool:
 
 
 def _places(text: str) -> list[tuple[int, int]]:
-    """Where the secrets in a text are, in order."""
+    """Where the secrets in a text are, in order. They are looked for without the colours of a terminal."""
+    starts, lengths = list[int](), [0]
+    for colour in _COLOUR.finditer(text):
+        starts.append(colour.start() - lengths[-1])
+        lengths.append(lengths[-1] + len(colour[0]))
+    if starts:
+        plain = _places(_COLOUR.sub("", text))
+        return [(start + lengths[bisect_right(starts, start)], end + lengths[bisect_left(starts, end)]) for start, end in plain]
     places: list[tuple[int, int]] = []
-    for start, end in sorted(chain(_named(text), _in_urls(text), _alone(text))):
+    for start, end in sorted(chain(_named(text), passwords_in_urls(text), _alone(text))):
         if places and start <= places[-1][1]:
             places[-1] = (places[-1][0], max(end, places[-1][1]))
         elif _NOTHING.fullmatch(text, start, end) is None:
@@ -268,35 +270,6 @@ def _places(text: str) -> list[tuple[int, int]]:
 def _compiled(*patterns: str) -> re.Pattern[str]:
     """Late: it takes longer than all of the others, and many a process needs none."""
     return re.compile("|".join(patterns))
-
-
-def _in_urls(text: str) -> Iterator[tuple[int, int]]:
-    """Passwords of URLs, to the last `@` before another URL begins; for HTTP and git also a user without one, a token."""
-    run = done = last = 0
-    for url in _BEGINS_URL.finditer(text) if "@" in text else ():
-        scheme = text[max(0, url.start() - 9) : url.start()].lower() if url[1] else ""
-        at = url.end()
-        if at < done or (url[2].count("/") < 2 and (not scheme[-2:].isalnum() or scheme.endswith("file"))):
-            continue
-        if at > run and (whole := _URL.match(text, at)):
-            last = text.rfind("@", at, run := whole.end())
-        if (end := run) < at or last < at:
-            continue
-        authority = path.start() if (path := re.compile("[/?#]").search(text, at, end)) else end
-        colon = text.find(":", at, authority)
-        if colon >= 0 and not _IPV6.match(text, at) and not _PORT.match(text, colon + 1, end):
-            first = text.find("@", colon, end)
-            if text[colon + 1 : first] not in ("", "x-oauth-basic") and first > colon:
-                done = last
-                while done > first and not _HOST.match(text, done):
-                    done = text.rfind("@", first, done)
-                if not _TEMPLATE.fullmatch(text, colon + 1, done):
-                    yield colon + 1, done
-                continue
-            authority = colon
-        user = authority if authority == colon else text.rfind("@", at, authority)
-        if user > at and scheme.endswith(("http", "https", "git")):
-            yield at, user
 
 
 def _alone(text: str) -> Iterator[tuple[int, int]]:
@@ -335,7 +308,7 @@ def _named(text: str) -> Iterator[tuple[int, int]]:
         elif not (
             (found["xml"] is not None and not re.search(r"<(?:\w+:)?$", before))
             or (before.endswith("/") and "=" in (found["sign"] or ""))  # a directory of a partition
-            or (found["pair"] and not re.search(r"(?:\w|\[|, )\(b?[\"']$", before))  # .option("password", "…")
+            or (found["pair"] and not _is_pair(text, start, at))
             or (found["call"] and _ERROR.fullmatch(name))
             or (found["conf"] and not (re.search(r"[._|]|^[A-Z]+\s", name + found["conf"]) and _BEFORE.fullmatch(line)))
         ):
@@ -343,6 +316,13 @@ def _named(text: str) -> Iterator[tuple[int, int]]:
         for place in places:
             yield place
             end = max(end, place[1])
+
+
+def _is_pair(text: str, start: int, at: int) -> bool:
+    """Whether a name here and what follows are a pair, `("password", "…")`, and not names: `IN ("token", "id")`."""
+    before = text[max(0, start - 200) : start]
+    names = _OF_NAMES.search(before) and _WORD_IN_QUOTES.match(text, at)
+    return not names and re.search(rf"\(\s{{0,40}}b?{_QUOTE}$", before) is not None
 
 
 def _values(name: str, text: str, start: int, at: int, sign: str) -> Iterator[tuple[int, int]]:
@@ -379,7 +359,7 @@ def _is_shown(name: str, text: str, at: int, begin: int, end: int, sign: str, pr
     if end - begin > LONGEST:
         return False
     said = text[begin:end]
-    template = _TEMPLATE.match(text, begin if text.startswith(("'", '"'), at) else at)
+    template = TEMPLATE.match(text, begin if text.startswith(("'", '"'), at) else at)
     if (
         said.startswith("…")
         or (template and template.end() > end - 3 and not text[template.end() : end].strip("},;]) "))
@@ -484,7 +464,7 @@ def _next_lines(name: str, text: str, column: int, at: int, block: bool = False,
         end = begin + len(whole.strip())
         if end - begin > 1 and text[begin] in "\"'" and text[end - 1] == text[begin]:
             begin, end = begin + 1, end - 1
-        if not _is_nothing(name, text[begin:end]) and not _TEMPLATE.fullmatch(text, begin, end):
+        if not _is_nothing(name, text[begin:end]) and not TEMPLATE.fullmatch(text, begin, end):
             yield begin, end
 
 

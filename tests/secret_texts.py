@@ -69,6 +69,12 @@ FORMS = {
     ),
     "header of curl": ("curl -H 'X-{n}: {v}' https://h", lambda value: value.replace("'", "")),
     "kubernetes": ("env:\n- name: {n}\n  value: {v}\n- name: X\n  value: y\n", dumps),
+    "pair": ('("{n}", {v})', dumps),
+    "first pair": ("OrderedDict([('{n}', {v}), ('x', 'y')])", repr),
+    "pair of pairs": ("((b'{n}' , b{v}),)", lambda value: repr(value) if value.isascii() else "'" + value + "'"),
+    "colours": ("\x1b[1;33m{n}\x1b[0m\x1b[2m = \x1b[0m\x1b[32m{v}\x1b[0m and\x1b[K", repr),
+    "colours, as JSON writes them": ('"\\u001b[1m{n}:\\u001b[0m {v}"', lambda value: dumps(dumps(value))[1:-1]),
+    "names in words": ("x\nsecret key: {v}\nSecret access key = {v}", str),
     "option": ('df.write.option("{n}", {v}).save()', dumps),
 }
 UNNAMED = {
@@ -170,6 +176,12 @@ OTHERS = [
         f"docker run -ePASSWORD={SECRET} x",
         f"Private-Lines: 1\n{SECRET}",
     ),
+    *(
+        f"{begin}{'aB3' * 3}{SECRET}{'x4' * 9}"
+        for begin in ("xapp-1-A012-", "xoxe-1-", "xoxd-", "xoxe.xoxp-1-", "whsec_", "ya29.a0")
+    ),
+    *(f"{begin}{SECRET}aB3aB3aB3aB3aB3a" for begin in ("GOCSPX-", "1//0g", "hvr.", "s.")),
+    *(f"{name} key: {SECRET}" for name in ("api", "secret", "access", "Secret access", "storage account")),
     f"https://api.telegram.org/bot1:{SECRET}/x",
     f"it said eyJhbGciOiJub25lIn0.eyJ{SECRET}.{SECRET}",
 ]
