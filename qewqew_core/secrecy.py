@@ -31,7 +31,7 @@ _NAME = re.compile(
     "|authorization|connectionstring|signature|azuresas|serviceaccountjson(?!keyfile$)|keyfilecontent|pvtkey|fernetkey"
     "|(?:private|access|account|api|shared|storage|master|encryption|signing|service|hmac|license|cipher|auth|ssh|client|app|aes"
     f"|session|deploy|subscription)key)(?!{_ABOUT})|(?:(?<!com)(?<!by)(?<!sur)pass|pwd|auth|sas|sig|bearer|dsn|[mt]?otp|mfa|cookies?"
-    "|creds?|webhook(?:ur[il])?)(?:code|value|data|text|string)?$|secretid$|hmac$|jsessionid$|phpsessid$|^fskey$)"
+    "|creds?|webhook(?:ur[il])?)(?:code|value|data|text|string)?$|secretid$|hmac$|authuserinfo$|jsessionid$|phpsessid$|^fskey$)"
 )
 _WORD = re.compile("(?:^|[^A-Za-z])(?i:pin|pw|psk)(?:[^A-Za-z]?(?i:code))?$|[a-z]Pin(?:Code)?$|_PAT$")  # not in `shopping`
 _MANY = re.compile("(?:password|secret|token|cookie|key)s(?:used|left|remaining|total|count|in|out|per[a-z]+)?$")
@@ -53,7 +53,8 @@ _TYPE = (
     r"|(?:array|map|struct|list|dict)(?:[<\[][\w<>\[\], :]{1,200}[>\]])?)(?:\(\d{1,9}(?:, ?\d{1,9})?\))?\]?"
 )
 _NOTHING = re.compile(
-    rf"(?i)|true|false|yes|no|on|off|none|null|kerberos|ldap|ntlm|basic|bearer|oauth2|\?|%s|%d|\$\d|%|\$|\*+|…|<?redacted>?"
+    rf"(?i)|true|false|yes|no|on|off|none|null|kerberos|ldap|ntlm|basic|bearer|oauth2|\?|%s|%d|\$\d|%|\$|\*+|…"
+    r"|[<\[(]?(?:redacted|hidden)[>\])]?"
     rf"|{_TYPE}(?: \| None)?(?: = None)?(?:\)(?: -> [^\n]{{1,99}})?:?)?(?:(?: not)? null| primary key| unique)*"
     # where a key is: its ARN, its name at Google, an alias at AWS
     r"|arn:aws[\w-]*:[\w-]+:[\w-]*:\d*:[\w/:.+=@-]{1,200}|projects/[\w-]{1,64}/(?:locations|secrets)/[\w/-]{1,200}|alias/[\w/-]{1,200}"
@@ -66,9 +67,11 @@ _SENTENCE = re.compile(
     r"(?i)(?:(?:expected|found|got) [\w<'\"]|(?:field|value)? ?(?:is )?required\b|(?:missing|invalid|expired|empty|unset)\W*$"
     r"|(?:must|should|cannot|can ?not|can't|may|could|was|is|are|has|have|does|did|do) (?:not |been |only )?[a-z]{2,20}\b"
     r"|(?:not|no|no such|too|(?:un|in)[a-z]{4,12}|unable to|failed to|missing|wrong|none of) [a-z]{2,20}\b"
-    r"|(?:the|this|your|a|an|each) [a-z]{2,20}\b [a-z]{2,20}|error |unauthorized|forbidden|(?:permission|access) denied|end of)"
+    r"|(?:the|this|your|a|an|each) [a-z]{2,20}\b [a-z]{2,20}|error |unauthorized|forbidden|extra input|line \d"
+    r"|(?:permission|access) denied|end of)"
 )
 _PLAIN = re.compile(r"\W*(?:[A-Za-z]{1,24}(?:[-'_./:$][A-Za-z]{1,24})*|\d[\d.,:-]{0,19}|[A-Z]{1,8}\d{1,3}|(?i:utf-?\d\d?)|)\W*")
+_OPTIONS = re.compile(r"(?i:options|properties)\s?\([^()]*$")  # of Spark's SQL
 _DEEP = r"(?:[^\"'()]|''|\((?:[^\"'()]|''|\((?:[^\"'()]|''|\([^\"'()]*+\))*+\))*+\))*+"
 _COMPUTED = re.compile(rf"([A-Za-z_](?:\w|\.(?!\.)){{0,60}})\(({_DEEP})\)")  # by SQL or code, of a column
 _COMPUTES = re.compile(
@@ -90,12 +93,14 @@ _STRING = r"(?=(?:[ENBXenbx]|[Uu]&)?['\"]|\$(?:[A-Za-z_]\w{0,60})?\$)"  # of SQL
 _NAMED = (
     rf"(?<![\w.%-])(?:(?P<flag>-(?>[\w.%-]+))(?:(?P<set>{_SIGN})|{_QUOTE},\s{{0,9}}(?={_QUOTE})|[ \t]{{1,9}}(?=[^\s-]))"
     rf"|(?P<name>(?>[\w.%-]+))(?:(?P<sign>(?:{_QUOTE}\]?|&\w{{2,4}};|(?:,[\w ,]{{1,99}})?\)(?==))?{_SIGN})"
-    rf"|(?P<xml>(?=(?:\s[\w:-]{{1,20}}=[\"'][^\"'<>]{{0,60}}[\"']){{0,3}}>))|(?P<sql>\s{{1,9}}{_STRING})"
+    rf"|(?P<xml>(?=(?:\s{{1,9}}[\w:.-]{{1,40}}=[\"'][^\"'<>]{{0,200}}[\"']){{0,9}}\s{{0,9}}>))|(?P<sql>\s{{1,9}}{_STRING})"
     rf"|(?P<call>\((?=b?{_QUOTE}))|(?P<pair>{_QUOTE}\s{{0,9}},\s{{0,9}}(?=b?{_QUOTE}))"
     r"|(?P<conf>[ \t]{1,40}(?:\|[ \t]{1,9})?(?=[^\s|:=]+[ \t]*(?m:$)))))"
 )
 _PREFIX = re.compile(r"""(?:[bBfFrRuUeEnNxX]{1,2}|[uU]&)(?=["'](?!\s?[,:)\]}]))""")  # b'…', E'…', U&'…'
 _OPENS = re.compile(r"""(?:[A-Za-z]\w{0,40}(?=\(\s{0,9}[bru]?["']))?[\[(]|\{(?=\s{0,9}["'])""")  # SecretStr('…'), ['…'], {'…'
+_ELEMENT = re.compile(r"\s*+(?:<!\[CDATA\[((?s:.){1,400}?)\]\]>|(?:<!\[CDATA\[)?([^<]++)(?=</))")  # of XML, up to its end
+_LINES = re.compile(r"""<<[-~]?["']?([A-Z_]{2,20})["']?\r?\n|('{3}|"{3})""")  # <<EOF
 _OPENS_QUOTE = re.compile(r"(\\{0,15})([\"'`])")
 _ENCLOSED = re.compile(  # $$it's$$, {{ x }}, and {a}}b} of ODBC
     r"""(?s:\$((?:[A-Za-z_]\w{0,60})?)\$((?:(?!\$\1\$).){1,400})\$\1\$)|\{(\{[^\n]{0,400}?\})\}|\{((?:[^}\s]|\}\}(?=[^\s,;)}"'])|\}(?=\w))*+)\}"""
@@ -106,7 +111,7 @@ _PART = re.compile(r"""(?s:(?<!\w)"(?:[^"\\]|\\.){0,999}+"|(?:(?<!\w)|\b[A-Za-z]
 _BEFORE = re.compile(r"[ \t]*(?:(?:[-+>|#*?E!]|//)[ \t]+)*(?:(?:export|set|setenv|ENV|ARG)[ \t]+)?\\?[\"'`]?")
 _TAG = re.compile(r"(?:!!(?:str|binary)|&[\w-]{1,64})[ \t]{1,9}(?=\S)")
 _BELOW = re.compile(r"[ \t]{0,9}([|>][+-]?\d?[ \t]{0,9})?\r?\n")
-_LINE = re.compile(r"([ \t]*)(-[ \t]{1,9})?([^\r\n]*)\r?\n?")
+_LINE = re.compile(r"((?:\+|-(?=[ \t]{2,}))?[ \t]*)(-[ \t]{1,9})?([^\r\n]*)\r?\n?")
 _KEY = re.compile(r"(?:password|passwd|token|secret|key)(?=\s|$)")  # of a secret of Kubernetes: `db-secret:password`
 _INNER = re.compile(r"\{(?:\s{0,9}(?:[\"'\\}\n]|[\w.-]{1,64}:\s)|\s)")
 _MAPPING = re.compile(r"[\"']?[\w.-]{1,128}[\"']?:(?:\s|$)|[{\[|>&*!#]")
@@ -150,7 +155,7 @@ _ALONE = (  # what needs no name
     r"(?:-p\s{0,3}|-a\s{1,3}|--pass\s{1,3})[\"']?(?P<short>[^\s\"'-]\S*?)(?=[\"']?(?:\s|$))",
 )
 # Signs of these, in their order: a text has one
-_SIGNS = "priv|hook telegr|oracle sql dp|bearer|dige|_ - . //|identi login pass|@|lines|dup|pass secr token key|-|sql mari log sshp redi"
+_SIGNS = "priv|hook tele|orac sql dp|bearer|dige|_ - . /|identi login pass|@|lines|dup|pass secr tok key|-|sql mari log ssh redi"
 _OTHER_USERS = re.compile(  # their -u is a user and a group, a flag, or a branch
     r"(?:^|[\s/=;&|('\"])(?:chown|chgrp|rsync|git [a-z-]+|sudo|su|runuser|setpriv|unshare|systemd-run"
     r"|(?:docker|podman|nerdctl)(?:[\s'\",]{1,9}(?:exec|run|create|compose))*)(?:[\s'\",]{1,9}-[\w=-]+)*[\s'\",]{1,9}$"
@@ -306,7 +311,7 @@ def _named(text: str) -> Iterator[tuple[int, int]]:
             if (found["sign"] or found["xml"] is not None) and _ENTRY.match(name):
                 places = _of_entry(text, start, at)
         elif not (
-            (found["xml"] is not None and not re.search(r"<(?:\w+:)?$", before))
+            (found["xml"] is not None and not re.search(r"<(?:[\w.-]+:)?$", before))
             or (before.endswith("/") and "=" in (found["sign"] or ""))  # a directory of a partition
             or (found["pair"] and not _is_pair(text, start, at))
             or (found["call"] and _ERROR.fullmatch(name))
@@ -375,6 +380,8 @@ def _is_shown(name: str, text: str, at: int, begin: int, end: int, sign: str, pr
         sentence = (_SENTENCE.match(rest) or _FILE_NAME.search(name)) and all(map(_PLAIN.fullmatch, rest.split()))
         return bool(error or sentence or _IS_TYPE.match(rest) or re.fullmatch("[A-Z][A-Za-z]*:", said))
     if sign.isspace() and not re.search("(?i:password|key|session_?token)|SECRET$", name):  # `token 'a'` of a parser
+        if _OPTIONS.search(text, max(0, begin - 200), begin):
+            return False
         return len(said) < 20 and not re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])\S{8,}", said)
     if "=" in sign:
         if call := _COMPUTED.match(text, at):
@@ -401,12 +408,21 @@ def _of_entry(text: str, start: int, at: int) -> Iterator[tuple[int, int]]:
 
 def _extent(text: str, at: int, style: str, closers: str = "") -> tuple[int, int]:
     """Where the value is that begins here; an empty place if none does."""
+    tag = text[max(0, at - 11) : at].rstrip(" \t")
+    if tag.endswith(">") and tag[-2:-1] not in "-=" and (element := _ELEMENT.match(text, at)):
+        begin, end = element.span(element.lastindex or 0)
+        return begin, begin + len(text[begin:end].rstrip())
     at = prefix.end() if (prefix := _PREFIX.match(text, at)) else at
     in_line = style in ("line", "yaml")
     if (opened := _OPENS.match(text, at)) and not (in_line and text[at] not in "[{"):
         end = _closing(text, opened.end())
         more = _bare(style, closers).match(text, end + 1) if text[end + 1 : end + 2].isalnum() else None
         return opened.end(), more.end() if more else end
+    if several := _LINES.match(text, at):
+        closing = re.compile(rf"{several[2]}(?={_ENDS})" if several[2] else rf"(?m:^[ \t]*{several[1]}$)").search(
+            text, several.end()
+        )
+        return several.end(), closing.start() if closing else len(text)
     if quoted := _OPENS_QUOTE.match(text, at):
         if quoted[2] in closers and re.compile(r"\s?[,:)\]}]").match(text, quoted.end()):  # it closes what is around
             return at, at
@@ -433,7 +449,7 @@ def _closing_quote(escapes: int, sign: str) -> re.Pattern[str]:
 def _bare(style: str, closers: str) -> re.Pattern[str]:
     """What a value without quotes is: it ends with the quote or bracket that is open, or before another name."""
     shut = "" if style in ("line", "yaml") else closers
-    free = "".join(each for each in "\"'`)]}" if each not in shut)
+    free = "".join(each for each in "\"'`)]}\xa0\u202f" if each not in shut)  # also spaces that do not end a line
     another = rf"[\"']?{_NEXT}=(?!=|\s|$)|{_NEXT}\\?[\"']?:\s"
     word = rf"[;&,](?!\s|$|[{re.escape(shut)}\\]|{another})"
     more = {
@@ -443,8 +459,9 @@ def _bare(style: str, closers: str) -> re.Pattern[str]:
         "line": rf"[;&,](?![ \t]{{0,9}}{_NEXT}=|[ \t]*$)|[ \t]{{1,40}}(?=\S)(?!#\s|--?[A-Za-z]|{_NEXT}=)",
         "yaml": rf"[;&,](?![ \t]{{1,9}}{_NEXT}:\s|[ \t]*$)|[ \t]{{1,40}}(?=\S)(?!#|{_NEXT}:\s)",
     }[style]
+    goes_on = r"|\\\r?\n[ \t]{0,40}(?=\S)" if style == "line" else ""  # of properties
     ends = rf"|[{re.escape(shut)}](?!{_ENDS})|\\(?!\\{{0,15}}[{re.escape(shut)}])" if shut else r"|\\"
-    return re.compile(rf"(?m:(?:[^\s;&,\"'`)\]}}<\\]|<(?!/)|[{re.escape(free)}…]{ends}|{more})*+)")
+    return re.compile(rf"(?m:(?:[^\s;&,\"'`)\]}}<\\]|<(?!/)|[{re.escape(free)}…]{goes_on}{ends}|{more})*+)")
 
 
 def _next_lines(name: str, text: str, column: int, at: int, block: bool = False, first: bool = True) -> Iterator[tuple[int, int]]:
