@@ -138,7 +138,7 @@ _ALONE = (  # what needs no name
     r"\b(?i:bearer)\s{1,9}(?!(?i:auth\w*|credentials?|challenge|required|tokens?\b))(?!\w{1,20}=\w)(?P<bearer>[\w.~+/=-]{8,})",
     r"\b(?i:authorization\W{1,9}digest)\s[^\n]{0,400}?\b(?i:response)=[\"']?(?P<digest>[^\s\"',]+)",
     # by their shape: JWT, GitHub, GitLab, Slack, Vault, Databricks, AWS' temporary ones, Stripe, npm, Google, SendGrid
-    r"\b(?P<shape>eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|gh[pousr]_\w{20,}|github_pat_\w{20,}|gl[a-z]{2,5}-[\w-]{20,}|x(?:ox[a-z](?:\.xox[a-z])?|app)-[\w-]{10,}"
+    r"\b(?P<shape>eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|gh[pousr]_\w{20,}|github_pat_\w{20,}|gl[a-z]{2,5}-[\w-]{20,}|x(?:ox[a-z](?:\.xox[a-z])?|app)-[\w%-]{10,}"
     r"|hv[sbr]\.[\w-]{20,}|(?<![\w.])s\.(?=[A-Za-z]*\d)(?=\w*[A-Z])[A-Za-z0-9]{24}(?![\w(.])|dapi[0-9a-f]{32}"
     r"|[sr]k_(?:live|test)_\w{10,}|whsec_[\w+/=]{10,}|npm_\w{30,}|AIza[\w-]{35}"
     r"|ya29\.[\w.-]{20,}|GOCSPX-[\w-]{20,}|1//0[\w-]{20,}|SG\.[\w-]{16,}\.[\w-]{16,})",
@@ -155,7 +155,10 @@ _ALONE = (  # what needs no name
     r"(?:-p\s{0,3}|-a\s{1,3}|--pass\s{1,3})[\"']?(?P<short>[^\s\"'-]\S*?)(?=[\"']?(?:\s|$))",
 )
 # Signs of these, in their order: a text has one
-_SIGNS = "priv|hook tele|orac sql dp|bearer|dige|_ - . /|identi login pass|@|lines|dup|pass secr tok key|-|sql mari log ssh redi"
+_SIGNS = (
+    "priv|hook telegr|oracle sql dp|bearer|dige|_ - . / dapi aiza|identi login pass|@|lines|dup"
+    "|pass secr token key|-|sql mari log sshp redi"
+)
 _OTHER_USERS = re.compile(  # their -u is a user and a group, a flag, or a branch
     r"(?:^|[\s/=;&|('\"])(?:chown|chgrp|rsync|git [a-z-]+|sudo|su|runuser|setpriv|unshare|systemd-run"
     r"|(?:docker|podman|nerdctl)(?:[\s'\",]{1,9}(?:exec|run|create|compose))*)(?:[\s'\",]{1,9}-[\w=-]+)*[\s'\",]{1,9}$"
@@ -394,7 +397,8 @@ def _is_shown(name: str, text: str, at: int, begin: int, end: int, sign: str, pr
 def _of_entry(text: str, start: int, at: int) -> Iterator[tuple[int, int]]:
     """The value of {"name": NAME, "value": …}, in any order."""
     called = _CALLED.match(text, at)
-    if called is None or not _is_secret(called[1]):
+    around = text[max(0, start - LONGEST) : at + LONGEST].lower()
+    if called is None or not _is_secret(called[1]) or not ("value" in around or ">" in around):
         return
     if after := _VALUE_AFTER.match(text, called.end()):
         yield from _values(called[1], text, after.start(1) if after[1] else after.end(), after.end(), after[2] or "")

@@ -195,6 +195,7 @@ OTHERS = [
         for begin in ("xapp-1-A012-", "xoxe-1-", "xoxd-", "xoxe.xoxp-1-", "whsec_", "ya29.a0")
     ),
     *(f"{begin}{SECRET}aB3aB3aB3aB3aB3a" for begin in ("GOCSPX-", "1//0g", "hvr.", "s.")),
+    f"xoxd-aB3dE5fG7hI%2B{SECRET}",
     *(f'"password=x\xa0{SECRET}"', f"basic.auth.user.info=me:{SECRET}"),
     *(f"{name} key: {SECRET}" for name in ("api", "secret", "access", "Secret access", "storage account")),
     f"https://api.telegram.org/bot1:{SECRET}/x",
