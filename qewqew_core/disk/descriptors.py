@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import MutableSequence
+from collections.abc import Iterator, MutableSequence
 from functools import partial
 from typing import NoReturn, Self, SupportsIndex, TypeVar
 
+from qewqew_core.errors import Corrupt
+
 K = TypeVar("K")
+MOST_HOLES = 64 << 20  # bytes of a file of ours that may be holes before its last data; logs are allocated ahead by fewer
 
 
 def open_again(descriptors: list[int], fd: int) -> None:
@@ -127,3 +131,29 @@ class Descriptors(list[int], Closes):
     def __del__(self) -> None:
         if self:  # when the interpreter ends there is nothing left to call
             self.close()
+
+
+def data_in(fd: int) -> Iterator[tuple[int, int]]:
+    """Where an open file has no hole, which takes no room and reads as zeros: from where to where, in turn."""
+    end = 0
+    while True:
+        try:
+            begin = os.lseek(fd, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return
+        end = os.lseek(fd, begin, os.SEEK_HOLE)
+        yield begin, end
+
+
+def end_of_data(fd: int, path: str) -> int:
+    """Where an open file has only a hole. Raises `Corrupt` for many holes before that."""
+    holes = end = 0
+    for begin, following in data_in(fd):
+        holes += begin - end
+        if holes > MOST_HOLES:
+            said = f"has holes of more than {MOST_HOLES:,} bytes, as no such file of QewQew; move it away, then repair"
+            raise Corrupt(said, path=path, offset=end)
+        end = following
+    return end

@@ -15,7 +15,7 @@ from collections.abc import MutableSequence, Sequence
 from functools import cache, partial
 from pathlib import Path
 
-from qewqew_core.disk.descriptors import Descriptors, open_into, open_to_write
+from qewqew_core.disk.descriptors import MOST_HOLES, Descriptors, end_of_data, open_into, open_to_write
 from qewqew_core.disk.directories import Directories, listed
 from qewqew_core.errors import Broken, Corrupt
 
@@ -24,7 +24,6 @@ _MISSING = FileNotFoundError, NotADirectoryError
 _NO_TMPFILE = errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL
 SMALL = 1 << 16  # bytes; headers, lock files and the .rdx of readers have far fewer
 _LARGEST = 0x7FFFF000  # that the system reads at once; logs and manifests have far fewer
-_HOLES = 64 << 20  # bytes of a file that may be holes before its last data; logs are allocated ahead by fewer
 
 
 class Files(Directories):
@@ -89,22 +88,6 @@ class Files(Directories):
         while 0 < len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
             data += more
         return data
-
-    def end_of_data(self, fd: int, path: str) -> int:
-        """Where a file has only a hole, which takes no room and reads as zeros. Raises `Corrupt` for many holes before that."""
-        holes = end = 0
-        while True:
-            try:
-                begin = os.lseek(fd, end, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno != errno.ENXIO:
-                    raise
-                return end
-            holes += begin - end
-            if holes > _HOLES:
-                said = f"has holes of more than {_HOLES:,} bytes, as no such file of QewQew; move it away, then repair"
-                raise Corrupt(said, path=path, offset=end)
-            end = os.lseek(fd, begin, os.SEEK_HOLE)
 
     def size(self, fd: int) -> int:
         """Bytes of an open file."""
@@ -459,7 +442,7 @@ def read_all(files: Files, fd: int, path: str, most: int = _LARGEST, sparse: boo
     """
     size = files.size(fd)
     check_size(size, path, most)
-    return files.read(fd, size if sparse or size <= _HOLES else files.end_of_data(fd, path), 0)
+    return files.read(fd, size if sparse or size <= MOST_HOLES else end_of_data(fd, path), 0)
 
 
 def write_new(files: Files, path: str, data: bytes, fds: list[int] | None = None) -> None:

@@ -241,7 +241,7 @@ def _read(files: Files, path: str, terms: Terms) -> tuple[Put | None, int]:
     try:
         with Descriptors([files.open_to_read(path + PUT)]) as (fd,):
             data = read_all(files, fd, path + PUT)
-    except OSError:  # withdrawn, or it cannot be read: its own stage puts from memory
+    except (OSError, Corrupt):  # withdrawn, or it cannot be read: its own stage puts from memory
         return None, 0
     rest = memoryview(data)[_CRC.size :]
     if len(rest) < _HEAD.size or data[: _CRC.size] != _CRC.pack(crc32(rest)):

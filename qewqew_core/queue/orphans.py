@@ -12,13 +12,13 @@ import os
 from collections.abc import Iterator
 
 from qewqew_core.batch import places
-from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.descriptors import Descriptors, data_in
 from qewqew_core.disk.files import Files, write_new
 from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.queue import paths
-from qewqew_core.queue.reading import OnDisk, read_pointers, scan, unread
+from qewqew_core.queue.reading import OnDisk, is_too_large, read_pointers, scan, unread
 from qewqew_core.queue.state import State
 
 REPORT = "report.json"
@@ -98,8 +98,10 @@ def readable(files: Files, path: str, chunk_id: int) -> tuple[Chunk, str | None]
     If the pointers cannot be right, reading begins at the first record that the file ever had (records may come again), and
     zeros at the end are not taken for records.
     """
-    size, head, tail, following = read_pointers(files, path)
+    size, head, tail, following = on_disk = read_pointers(files, path)
     problem = None
+    if is_too_large(on_disk):
+        return Chunk(chunk_id, size), None
     if size < chunk.BEGIN or (head in (0, chunk.BEGIN) and tail == 0) or chunk.BEGIN <= tail <= head <= size:
         return Chunk(chunk_id, size), None
     if not chunk.BEGIN <= head <= tail <= size:
@@ -114,7 +116,8 @@ def readable(files: Files, path: str, chunk_id: int) -> tuple[Chunk, str | None]
 
 def _end_of_records(files: Files, path: str, head: int, end: int) -> int:
     with Descriptors([files.open_to_read(path)]) as (fd,):
-        data = files.read(fd, end - head, head)
+        written = max((last for _, last in data_in(fd)), default=0)
+        data = files.read(fd, max(0, min(end, written) - head), head)
     at, written = 0, len(data.rstrip(b"\0"))
     while at < written and at + 2 <= len(data) and (following := chunk.record_end(data, at)) <= len(data):
         at = following

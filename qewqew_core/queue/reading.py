@@ -8,7 +8,7 @@ from typing import NamedTuple
 from qewqew_core.clock import NO_CLOCK, Clock
 from qewqew_core.crc import crc32
 from qewqew_core.disk.checksum import crcs_of_rest
-from qewqew_core.disk.descriptors import Descriptors
+from qewqew_core.disk.descriptors import Descriptors, data_in
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import chunk
@@ -32,6 +32,20 @@ def read_pointers(files: Files, path: str) -> OnDisk:
     with Descriptors([files.open_to_read(path)]) as (fd,):
         data = files.read(fd, chunk.BEGIN, 0)
         return OnDisk(files.size(fd), *(chunk.POINTERS.unpack(data) if len(data) == chunk.BEGIN else (0, 0, 0)))
+
+
+def is_too_large(found: OnDisk) -> bool:
+    """Whether no program has made this as a chunk: it has too many bytes, and no pointers."""
+    return found.size > chunk.MAX_CHUNK_SIZE and not chunk.BEGIN <= found.head <= found.tail
+
+
+def is_blank(files: Files, fd: int) -> bool:
+    """Whether a chunk file has only zeros behind its pointers. Holes are not read."""
+    for begin, end in data_in(fd):
+        for at in range(max(begin, chunk.BEGIN), end, BLOCK):
+            if files.read(fd, min(BLOCK, end - at), at).strip(b"\0"):
+                return False
+    return True
 
 
 class Piece(NamedTuple):

@@ -57,7 +57,7 @@ from qewqew_core.queue.found import Found, chain_of, look
 from qewqew_core.queue.java import Believed
 from qewqew_core.queue.log import Replayed, Unsynced
 from qewqew_core.queue.operations import Believe, JsonOperation, Lease, PutBack, Repair, Served
-from qewqew_core.queue.reading import BLOCK, read_pointers
+from qewqew_core.queue.reading import is_blank, read_pointers
 from qewqew_core.queue.state import State
 
 _logger = logging.getLogger(__name__)
@@ -482,10 +482,12 @@ _TORN = ((0, 0), (chunk.BEGIN, 0), (chunk.BEGIN, chunk.BEGIN))  # head and tail,
 def _is_stillborn(files: Files, path: str) -> bool:
     """Whether a process was killed while it made this chunk: all zeros, except perhaps for an empty chunk's pointers."""
     with Descriptors([files.open_to_read(path)]) as (fd,):
-        size, begin = files.size(fd), files.read(fd, chunk.BEGIN, 0)
-        if not any(chunk.POINTERS.pack(*torn, chunk.NONE).startswith(begin) for torn in _TORN):
+        begin = files.read(fd, chunk.BEGIN, 0)
+        if files.size(fd) > chunk.MAX_CHUNK_SIZE or not any(
+            chunk.POINTERS.pack(*torn, chunk.NONE).startswith(begin) for torn in _TORN
+        ):
             return False
-        return not any(any(files.read(fd, BLOCK, at)) for at in range(chunk.BEGIN, size, BLOCK))
+        return is_blank(files, fd)
 
 
 def _is_in_use(files: Files, path: str) -> bool:

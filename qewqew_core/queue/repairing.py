@@ -25,6 +25,7 @@ from qewqew_core import arguments
 from qewqew_core.batch import damage_met, places
 from qewqew_core.batch.reports import Damage, RepairReport
 from qewqew_core.disk import journal, lock
+from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.files import Files, files_of, read_whole, write_new
 from qewqew_core.disk.opening import opening
 from qewqew_core.disk.reserve import Reserve, with_room
@@ -36,7 +37,7 @@ from qewqew_core.queue import batch_files, chunk_files, java, orphans, paths, re
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.log import Replayed
 from qewqew_core.queue.operations import Repair, Served
-from qewqew_core.queue.reading import read_pointers
+from qewqew_core.queue.reading import is_blank, read_pointers
 from qewqew_core.queue.repair_decision import Decision
 from qewqew_core.queue.repair_pieces import Pieces
 from qewqew_core.queue.repair_plan import Plan
@@ -160,8 +161,9 @@ class _Repair:
             if path in plan.moves or plan.is_orphan(chunk_id):
                 continue
             with contextlib.suppress(OSError):  # no file at all: it is not ours
-                data = read_whole(self._files, path, most=chunk.MAX_CHUNK_SIZE, sparse=True)
-                if any(data[chunk.BEGIN :]):  # else opening may remove it as a leftover
+                with Descriptors([self._files.open_to_read(path)]) as (fd,):
+                    is_set_aside = self._files.size(fd) <= chunk.MAX_CHUNK_SIZE and not is_blank(self._files, fd)
+                if is_set_aside:  # else it is too large for a chunk, or opening may remove it as a leftover
                     plan.report.notes.append(f"{path}: it is unknown whether its records were committed; set aside")
                     plan.moves.append(path)
 

@@ -16,6 +16,7 @@ from qewqew_core.disk.opening import strange
 from qewqew_core.errors import BadPath
 from qewqew_core.formats import chunk
 from qewqew_core.queue import paths
+from qewqew_core.queue.reading import is_too_large, read_pointers
 
 _MANY = 1000  # names in a directory
 _listed: dict[str, tuple[float, dict[str, dict[str, bool]]]] = {}  # by directory: until when that is good, and what it has
@@ -26,15 +27,23 @@ def strangers(files: Files, path: str, closely: bool = True) -> Iterator[BadPath
     depend on the number of batches that are kept, or of other queues; and what is in nobody's way stops nobody.
     """
     if not closely:
-        return strange(files, paths.names_of(path), "queue")
+        yield from strange(files, paths.names_of(path), "queue")
+        return
     flat = places.names_in(files, *(path + suffix for suffix in (paths.LEASE, paths.SPILL, paths.STAGED)), are_batches=False)
     batches = places.names_in(files, path + places.BATCHES, path + places.DEAD)
-    return strange(files, chain(paths.names_of(path), _chunks(files, path), flat, batches), "queue")
+    yield from strange(files, chain(paths.names_of(path), flat, batches), "queue")
+    yield from strange_chunks(files, path)
 
 
 def strange_chunks(files: Files, path: str) -> Iterator[BadPath]:
-    """Those at names of chunk files."""
-    return strange(files, _chunks(files, path), "queue")
+    """Those at names of chunk files, and files that are too large for one."""
+    for file, is_directory in _chunks(files, path):
+        found = list(strange(files, [(file, is_directory)], "queue"))
+        yield from found
+        with contextlib.suppress(OSError):  # gone meanwhile
+            if not found and is_too_large(on_disk := read_pointers(files, file)):
+                said = f"a file of {on_disk.size:,} bytes is in the way of a file of the queue, which has at most"
+                yield BadPath(f"{said} {chunk.MAX_CHUNK_SIZE:,}. Nothing was changed; move it away", path=file)
 
 
 def _chunks(files: Files, path: str) -> Iterator[tuple[str, bool]]:
@@ -42,7 +51,7 @@ def _chunks(files: Files, path: str) -> Iterator[tuple[str, bool]]:
     found = _chunks_in(files, home).get(name, {})
     for chunk_id in sorted(paths.chunk_ids(path, found)):
         file = chunk.chunk_path(path, chunk_id)
-        if (files.may_be_foreign or not found[os.path.basename(file)]) and not _is_topic(files, file):
+        if found[os.path.basename(file)] or not _is_topic(files, file):
             yield file, False
 
 

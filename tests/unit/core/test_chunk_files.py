@@ -10,9 +10,11 @@ import pytest
 from disk import JournalDisk
 from test_queue import chunk_files, contents, numbers
 
-from qewqew_core import Full, Queue, RecordTooLarge
+from qewqew_core import BadPath, Full, Queue, RecordTooLarge, repair
+from qewqew_core.disk.files import Files
+from qewqew_core.formats.chunk import MAX_CHUNK_SIZE, POINTERS
 from qewqew_core.formats.chunk import OUR_FIRST as FIRST
-from qewqew_core.formats.chunk import POINTERS
+from qewqew_core.queue.inspection import inspect_state
 
 
 @pytest.mark.req("REQ-4")
@@ -236,3 +238,45 @@ def test_when_strangers_have_all_ids_but_a_few_those_are_used_and_then_nothing_i
         assert q.get_many(9) == [b"zero", b"one!", b"two!", b"six!"]
     assert (tmp_path / "q.65534").read_bytes() == (tmp_path / "q.20000").read_bytes() == stranger
     shutil.rmtree(tmp_path)  # pytest would keep it
+
+
+@pytest.mark.parametrize("last", [b"", b"x"])
+def test_a_sparse_file_at_the_name_of_a_chunk_is_not_read_but_named_and_left(tmp_path, last):
+    """Reading this much would take an hour."""
+    with Queue(tmp_path / "q") as q:
+        q.put(b"1")
+    (other := tmp_path / "q.9").touch()
+    os.truncate(other, 1 << 40)
+    with other.open("r+b") as opened:
+        opened.seek(0, os.SEEK_END)
+        opened.write(last)
+    with Queue(tmp_path / "q") as q:
+        q.put(b"2")
+        report, orphans = q.verify(), q.orphans()
+    assert (list(report.strange), report.problems, orphans) == ([str(other)], [], [])
+    assert f"{other.stat().st_size:,} bytes" in report.strange[str(other)]
+    with pytest.raises(BadPath, match=r"q\.9: a file of .* move it away"):
+        inspect_state(str(tmp_path / "q"), closely=True)
+    assert list(repair(tmp_path / "q").strange) == [str(other)]
+    assert other.stat().st_size == (1 << 40) + len(last)
+
+
+@pytest.mark.parametrize("last", [b"", b"x"])
+def test_of_a_sparse_file_that_a_chunk_may_be_only_what_is_no_hole_is_read(tmp_path, last):
+    Queue(tmp_path / "q").close()
+    read = []
+
+    class Counting(Files):
+        def read(self, fd, size, offset):
+            data = super().read(fd, size, offset)
+            read.append(len(data))
+            return data
+
+    (other := tmp_path / "q.9").touch()
+    os.truncate(other, MAX_CHUNK_SIZE - 1)
+    with other.open("r+b") as opened:
+        opened.seek(0, os.SEEK_END)
+        opened.write(last)
+    Queue(tmp_path / "q", _files=Counting()).close()
+    assert other.exists() == bool(last)
+    assert sum(read) < 1 << 20
