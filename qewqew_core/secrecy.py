@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
+
+from qewqew_core.urls import SLASH, TEMPLATE, passwords_in_urls
 
 # Parts of names, in small letters and without signs. What ends in one of `_ABOUT` tells where a secret is, or its kind or size.
 _ABOUT = (
@@ -25,18 +28,21 @@ _ABOUT = (
 )
 _NAME = re.compile(
     "(?:(?>passw(?:or[dt])?|passphrase|passcode|passkey|(?<!driver)(?<!executor)secret(?!ary)|(?<!max)token(?!iz)|jwt|credential|jaas"
-    "|authorization|connectionstring|signature|azuresas|serviceaccountjson(?!keyfile$)|keyfilecontent|pvtkey|fernet|mnemonic|kennwort"
+    "|authorization|connectionstring|signature|azuresas|serviceaccountjson(?!keyfile$)|keyfilecontent|pvtkey|fernetkey"
     "|(?:private|access|account|api|shared|storage|master|encryption|signing|service|hmac|license|cipher|auth|ssh|client|app|aes"
     f"|session|deploy|subscription)key)(?!{_ABOUT})|(?:(?<!com)(?<!by)(?<!sur)pass|pwd|auth|sas|sig|bearer|dsn|[mt]?otp|mfa|cookies?"
-    "|creds?|webhook(?:ur[il])?)(?:code|value|data|text|string)?$|secretid$|hmac$|jsessionid$|phpsessid$|^fskey$)"
+    "|creds?|webhook(?:ur[il])?)(?:code|value|data|text|string)?$|secretid$|hmac$|authuserinfo$|jsessionid$|phpsessid$|^fskey$)"
 )
 _WORD = re.compile("(?:^|[^A-Za-z])(?i:pin|pw|psk)(?:[^A-Za-z]?(?i:code))?$|[a-z]Pin(?:Code)?$|_PAT$")  # not in `shopping`
 _MANY = re.compile("(?:password|secret|token|cookie|key)s(?:used|left|remaining|total|count|in|out|per[a-z]+)?$")
-# Not even then: references to Kubernetes' and Vault's secrets, settings of a column with such a name, and errors
+# Not even then: references to Kubernetes' and Vault's secrets, a column with such a name, and errors
 _NO_NAME = re.compile("^sparkkubernetes(?:driver|executor)secret|pullsecrets?$|injectsecret|column|(?:error|exception)$")
 _ERROR = re.compile(  # `SignatureDoesNotMatch`, `InvalidToken`
     "(?:[A-Z][a-z0-9]+)*?(?:(?:Expired|Invalid|Missing|Unknown|Unexpected|Bad|Malformed|Incorrect|Wrong)(?:[A-Z][a-z]+)+"
     "|(?:Expired|Invalid|Mismatch|Match|Found|Missing|Required|Failed|Failure|Denied|Revoked|Unavailable|Rejected)(?:Fault)?)"
+)
+_STEMS = (
+    "pass pwd pat pw psk secret token jwt jaas cred auth connection sig sas key dsn otp mfa cookie hook bearer hmac pin sess %"
 )
 _SCHEMA = re.compile("(?i)schemas?$")  # names fields, which may have any name
 
@@ -47,7 +53,8 @@ _TYPE = (
     r"|(?:array|map|struct|list|dict)(?:[<\[][\w<>\[\], :]{1,200}[>\]])?)(?:\(\d{1,9}(?:, ?\d{1,9})?\))?\]?"
 )
 _NOTHING = re.compile(
-    rf"(?i)|true|false|yes|no|on|off|none|null|kerberos|ldap|ntlm|basic|bearer|oauth2|\?|%s|%d|\$\d|%|\$|\*+|…|<?redacted>?"
+    rf"(?i)|true|false|yes|no|on|off|none|null|kerberos|ldap|ntlm|basic|bearer|oauth2|\?|%s|%d|\$\d|%|\$|\*+|…"
+    r"|[<\[(]?(?:redacted|hidden)[>\])]?"
     rf"|{_TYPE}(?: \| None)?(?: = None)?(?:\)(?: -> [^\n]{{1,99}})?:?)?(?:(?: not)? null| primary key| unique)*"
     # where a key is: its ARN, its name at Google, an alias at AWS
     r"|arn:aws[\w-]*:[\w-]+:[\w-]*:\d*:[\w/:.+=@-]{1,200}|projects/[\w-]{1,64}/(?:locations|secrets)/[\w/-]{1,200}|alias/[\w/-]{1,200}"
@@ -55,19 +62,18 @@ _NOTHING = re.compile(
 _MECHANISM = re.compile("(?i)(?:no-?)?sasl|plain|simple|gssapi|digest|cert(?:ificate)?|m?tls|ssl|iam|jwt|token|password|scram.*")
 _FILE = re.compile(r"(?:/|\./|~/)[\w./-]+\.[A-Za-z]{2,5}")  # of credentials
 _FILE_NAME = re.compile(r"(?i)\.(?:qew|zbus|jsonl?|[ct]sv|parquet|avro|txt|log|ya?ml|toml|ini|conf|py|sh|sql|gz|lock|pem|crt)$")
-_TEMPLATE = re.compile(  # what a template or a shell will give, without a text of its own
-    r"\{\{(?:[^{}\"'|]|[\"']\w{0,64}(?i:pass|pwd|secret|token|key|conn)\w{0,64}[\"']){0,200}\}\}|\$\{\w[\w.]{0,100}\}|\$\([^()\"']{0,200}\)"
-    r"|\$\w*(?i:password|passwd|secret|token|_key)\b|%\(\w{1,64}\)s|<[a-z][a-z _-]{1,40}>"
-)
 # Sentences of errors after `NAME: `, and the words that they may have, unlike secrets
 _SENTENCE = re.compile(
     r"(?i)(?:(?:expected|found|got) [\w<'\"]|(?:field|value)? ?(?:is )?required\b|(?:missing|invalid|expired|empty|unset)\W*$"
     r"|(?:must|should|cannot|can ?not|can't|may|could|was|is|are|has|have|does|did|do) (?:not |been |only )?[a-z]{2,20}\b"
     r"|(?:not|no|no such|too|(?:un|in)[a-z]{4,12}|unable to|failed to|missing|wrong|none of) [a-z]{2,20}\b"
-    r"|(?:the|this|your|a|an|each) [a-z]{2,20}\b [a-z]{2,20}|error |unauthorized|forbidden|(?:permission|access) denied|end of)"
+    r"|(?:the|this|your|a|an|each) [a-z]{2,20}\b [a-z]{2,20}|error |unauthorized|forbidden|extra input|line \d"
+    r"|(?:permission|access) denied|end of)"
 )
 _PLAIN = re.compile(r"\W*(?:[A-Za-z]{1,24}(?:[-'_./:$][A-Za-z]{1,24})*|\d[\d.,:-]{0,19}|[A-Z]{1,8}\d{1,3}|(?i:utf-?\d\d?)|)\W*")
-_COMPUTED = re.compile(r"([A-Za-z_](?:\w|\.(?!\.)){0,60})\(")  # by SQL or code, of a column
+_OPTIONS = re.compile(r"(?i:options|properties)\s?\([^()]*$")  # of Spark's SQL
+_DEEP = r"(?:[^\"'()]|''|\((?:[^\"'()]|''|\((?:[^\"'()]|''|\([^\"'()]*+\))*+\))*+\))*+"
+_COMPUTED = re.compile(rf"([A-Za-z_](?:\w|\.(?!\.)){{0,60}})\(({_DEEP})\)")  # by SQL or code, of a column
 _COMPUTES = re.compile(
     "(?:lower|upper|l?r?trim|coalesce|nvl2?|ifnull|nullif|concat(?:_ws)?|md5|sha[125]?(?:256|512)?|crc32|xxhash64|hash|(?:try_)?cast|"
     "substr(?:ing)?|left|right|regexp_\\w+|replace|translate|encode|decode|(?:to_|from_|un)?(?:base64|hex)|uuid|col|max|min|count|"
@@ -80,21 +86,21 @@ _PASSED = re.compile(r"[ ,;]{1,2}(?i:fail|skip|error|warn|xfail|total)")
 _AFTER_FLAG = re.compile(
     r"(?i)(?:or|and|is|are|was|to|for|with|from|in|on|of|as|by|if|option|flag|must|requires|needs|not)(?!\w)"
 )
-
 _QUOTE = r"\\{0,15}[\"'`]"
 _TYPED = rf":\s{{0,3}}(?i:[\w.]{{0,9}}{_TYPE}|final)(?:\s?\|\s?None)?\s{{0,3}}="  # `password: str = …`
-_SPACE = r"[ \t]{0,9}"
-_SIGN = rf"(?:\x1b\[[\d;]{{0,9}}m)?{_SPACE}(?:[=-]>|:=|={{1,3}}|{_TYPED}|:|\\{{1,2}}u003[da])(?:{_SPACE}|\s{{0,9}}(?={_QUOTE}))"
+_SIGN = rf"\s{{0,9}}(?:[=-]>|:=|={{1,3}}|{_TYPED}|:|\\{{1,2}}u003[da])(?:\s{{0,9}}(?={_QUOTE})|[ \t]{{0,9}})"
 _STRING = r"(?=(?:[ENBXenbx]|[Uu]&)?['\"]|\$(?:[A-Za-z_]\w{0,60})?\$)"  # of SQL
 _NAMED = (
     rf"(?<![\w.%-])(?:(?P<flag>-(?>[\w.%-]+))(?:(?P<set>{_SIGN})|{_QUOTE},\s{{0,9}}(?={_QUOTE})|[ \t]{{1,9}}(?=[^\s-]))"
     rf"|(?P<name>(?>[\w.%-]+))(?:(?P<sign>(?:{_QUOTE}\]?|&\w{{2,4}};|(?:,[\w ,]{{1,99}})?\)(?==))?{_SIGN})"
-    rf"|(?P<xml>(?=(?:\s[\w:-]{{1,20}}=[\"'][^\"'<>]{{0,60}}[\"']){{0,3}}>))|(?P<sql>\s{{1,9}}{_STRING})"
-    rf"|(?P<call>\((?={_QUOTE}))|(?P<pair>{_QUOTE},\s{{0,9}}(?={_QUOTE}))"
+    rf"|(?P<xml>(?=(?:\s{{1,9}}[\w:.-]{{1,40}}=[\"'][^\"'<>]{{0,200}}[\"']){{0,9}}\s{{0,9}}>))|(?P<sql>\s{{1,9}}{_STRING})"
+    rf"|(?P<call>\((?=b?{_QUOTE}))|(?P<pair>{_QUOTE}\s{{0,9}},\s{{0,9}}(?=b?{_QUOTE}))"
     r"|(?P<conf>[ \t]{1,40}(?:\|[ \t]{1,9})?(?=[^\s|:=]+[ \t]*(?m:$)))))"
 )
-_PREFIX = re.compile(r"""(?:[bBfFrRuUeEnNxX]{1,2}|[uU]&)(?=["'])""")  # b'…', E'…', U&'…'
+_PREFIX = re.compile(r"""(?:[bBfFrRuUeEnNxX]{1,2}|[uU]&)(?=["'](?!\s?[,:)\]}]))""")  # b'…', E'…', U&'…'
 _OPENS = re.compile(r"""(?:[A-Za-z]\w{0,40}(?=\(\s{0,9}[bru]?["']))?[\[(]|\{(?=\s{0,9}["'])""")  # SecretStr('…'), ['…'], {'…'
+_ELEMENT = re.compile(r"\s*+(?:<!\[CDATA\[((?s:.){1,400}?)\]\]>|(?:<!\[CDATA\[)?([^<]++)(?=</))")  # of XML, up to its end
+_LINES = re.compile(r"""<<[-~]?["']?([A-Z_]{2,20})["']?\r?\n|('{3}|"{3})""")  # <<EOF
 _OPENS_QUOTE = re.compile(r"(\\{0,15})([\"'`])")
 _ENCLOSED = re.compile(  # $$it's$$, {{ x }}, and {a}}b} of ODBC
     r"""(?s:\$((?:[A-Za-z_]\w{0,60})?)\$((?:(?!\$\1\$).){1,400})\$\1\$)|\{(\{[^\n]{0,400}?\})\}|\{((?:[^}\s]|\}\}(?=[^\s,;)}"'])|\}(?=\w))*+)\}"""
@@ -105,12 +111,16 @@ _PART = re.compile(r"""(?s:(?<!\w)"(?:[^"\\]|\\.){0,999}+"|(?:(?<!\w)|\b[A-Za-z]
 _BEFORE = re.compile(r"[ \t]*(?:(?:[-+>|#*?E!]|//)[ \t]+)*(?:(?:export|set|setenv|ENV|ARG)[ \t]+)?\\?[\"'`]?")
 _TAG = re.compile(r"(?:!!(?:str|binary)|&[\w-]{1,64})[ \t]{1,9}(?=\S)")
 _BELOW = re.compile(r"[ \t]{0,9}([|>][+-]?\d?[ \t]{0,9})?\r?\n")
-_LINE = re.compile(r"([ \t]*)(-[ \t]{1,9})?([^\r\n]*)\r?\n?")
+_LINE = re.compile(r"((?:\+|-(?=[ \t]{2,}))?[ \t]*)(-[ \t]{1,9})?([^\r\n]*)\r?\n?")
 _KEY = re.compile(r"(?:password|passwd|token|secret|key)(?=\s|$)")  # of a secret of Kubernetes: `db-secret:password`
 _INNER = re.compile(r"\{(?:\s{0,9}(?:[\"'\\}\n]|[\w.-]{1,64}:\s)|\s)")
 _MAPPING = re.compile(r"[\"']?[\w.-]{1,128}[\"']?:(?:\s|$)|[{\[|>&*!#]")
 _ENTRY = re.compile(r"(?i)(?:^|.*\W)\w{0,20}(?:name|key|type)$")  # {"name": NAME, "value": …}, in JSON, YAML and XML
 _CALLED = re.compile(rf"(?:{_QUOTE})?([\w.%-]{{1,128}})(?:{_QUOTE})?")
+_OF_NAMES = re.compile(
+    r"(?i)\b(?:in|of|from|by|on|using|among|key|unique|columns?|fields?|(?:into|table|index|view|on|join)\s{1,9}\S{1,64})\s{1,9}\([^()]*$"
+)
+_WORD_IN_QUOTES = re.compile(rf"{_QUOTE}[A-Za-z_]{{1,40}}{_QUOTE}")
 _VALUE_KEY = rf"(?<![\w.-])((?i:\w{{0,20}}value))((?:{_QUOTE})?\s{{0,9}}(?:=>|[:=>])[ \t]{{0,9}})"
 _VALUE_AFTER = re.compile(rf"(?:(?!\n[ \t]{{0,40}}-[ \t])[^{{}}]){{0,400}}?{_VALUE_KEY}|(())>(?=[^\s<])")
 _SCHEME = re.compile(r"(?i)(?:bearer|basic|token|negotiate|ntlm|api-?key|oauth|splunk|sso-key|hmac[\w-]*|aws4[\w-]*)[ \t]{1,9}")
@@ -118,20 +128,20 @@ _TOKEN = re.compile(r"(?!(?i:username)=)[^\s\"',;…]+")
 _CREDENTIALS = re.compile(r"(?!(?i:digest) )[^\s\"',;…]+(?:[ \t][^\s\"',;…]+)?")
 _COOKIES = re.compile(r"""(?:"[^"\n…]*"|[^\s"';…])+(?:;[ \t]{0,2}[^\s"';=]+=(?:"[^"\n]*"|[^\s"';])*)*""")
 
-_SLASH = r"\\{0,7}/"
-# What needs no name
 _BY = r"identified\s{1,9}(?:with\s{1,9}\S{1,64}\s{1,9})?(?:by|as)\s{1,9}(?:(?:password|values)\s{1,9})?"
-_ALONE = (
+_ALONE = (  # what needs no name
     r"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}(?P<pem>(?:[\w+/=\s:,;.\\\"'`>|#*()\[\]]|-(?!---))*)",
-    rf"(?i:hooks\.slack\.com{_SLASH}\w{{1,20}}|(?:webhook|\boutlook)\.office(?:365)?\.com{_SLASH}webhook\w{{0,9}}|webhook\.office\.com{_SLASH}"
-    rf"\w{{1,20}}|discord(?:app)?\.com{_SLASH}api{_SLASH}webhooks|hooks\.zapier\.com{_SLASH}hooks{_SLASH}catch){_SLASH}(?P<hook>[^\s\"'<>]+)"
-    rf"|api\.telegram\.org{_SLASH}bot(?P<bot>[\w:-]+)",
+    rf"(?i:hooks\.slack\.com{SLASH}\w{{1,20}}|(?:webhook|\boutlook)\.office(?:365)?\.com{SLASH}webhook\w{{0,9}}|webhook\.office\.com{SLASH}"
+    rf"\w{{1,20}}|discord(?:app)?\.com{SLASH}api{SLASH}webhooks|hooks\.zapier\.com{SLASH}hooks{SLASH}catch){SLASH}(?P<hook>[^\s\"'<>]+)"
+    rf"|api\.telegram\.org{SLASH}bot(?P<bot>[\w:-]+)",
     r"(?i:jdbc:oracle:\w{1,9}:|\b(?:sqlplus|sqlldr|expdp|impdp)\s{1,9})[^/@\s:]{1,128}/(?P<oracle>\"[^\"]{0,128}\"|[^\s@]{0,128})@",
     r"\b(?i:bearer)\s{1,9}(?!(?i:auth\w*|credentials?|challenge|required|tokens?\b))(?!\w{1,20}=\w)(?P<bearer>[\w.~+/=-]{8,})",
     r"\b(?i:authorization\W{1,9}digest)\s[^\n]{0,400}?\b(?i:response)=[\"']?(?P<digest>[^\s\"',]+)",
     # by their shape: JWT, GitHub, GitLab, Slack, Vault, Databricks, AWS' temporary ones, Stripe, npm, Google, SendGrid
-    r"\b(?P<shape>eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|gh[pousr]_\w{20,}|github_pat_\w{20,}|gl[a-z]{2,5}-[\w-]{20,}|xox[abposr]-[\w-]{10,}"
-    r"|hv[sb]\.[\w-]{20,}|dapi[0-9a-f]{32}|[sr]k_(?:live|test)_\w{10,}|npm_\w{30,}|AIza[\w-]{35}|SG\.[\w-]{16,}\.[\w-]{16,})",
+    r"\b(?P<shape>eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|gh[pousr]_\w{20,}|github_pat_\w{20,}|gl[a-z]{2,5}-[\w-]{20,}|x(?:ox[a-z](?:\.xox[a-z])?|app)-[\w%-]{10,}"
+    r"|hv[sbr]\.[\w-]{20,}|(?<![\w.])s\.(?=[A-Za-z]*\d)(?=\w*[A-Z])[A-Za-z0-9]{24}(?![\w(.])|dapi[0-9a-f]{32}"
+    r"|[sr]k_(?:live|test)_\w{10,}|whsec_[\w+/=]{10,}|npm_\w{30,}|AIza[\w-]{35}"
+    r"|ya29\.[\w.-]{20,}|GOCSPX-[\w-]{20,}|1//0[\w-]{20,}|SG\.[\w-]{16,}\.[\w-]{16,})",
     rf"\b(?:(?i:{_BY})(?=[ENX]?['\"]|\$)|IDENTIFIED(?i:{_BY[10:]})|(?i:(?:user|role)\s{{1,9}}\S{{1,64}}\s{{1,9}}{_BY}"
     r"|login\s{1,9}\S{1,128}\s{1,9}password\s{1,9}|set\s{1,9}password\s{1,9}for\s{1,9}\S{1,128}\s{1,9}=\s{0,9}))",
     r"(?<![\w/])[\w.-]{1,64}:(?P<dsn>[^\s:@/\"']{1,256})@(?:(?:tcp|unix)\(|localhost\b|[\w.-]{1,99}:\d{2,5}\b)",
@@ -144,18 +154,17 @@ _ALONE = (
     r"\b(?:mysql\w{0,9}|mariadb[\w-]{0,9}|sshpass|redis-cli|(?:docker|podman|helm registry) login)\b[^\n;|&]{0,200}?\s"
     r"(?:-p\s{0,3}|-a\s{1,3}|--pass\s{1,3})[\"']?(?P<short>[^\s\"'-]\S*?)(?=[\"']?(?:\s|$))",
 )
+# Signs of these, in their order: a text has one
+_SIGNS = (
+    "priv|hook telegr|oracle sql dp|bearer|dige|_ - . / dapi aiza|identi login pass|@|lines|dup"
+    "|pass secr token key|-|sql mari log sshp redi"
+)
 _OTHER_USERS = re.compile(  # their -u is a user and a group, a flag, or a branch
     r"(?:^|[\s/=;&|('\"])(?:chown|chgrp|rsync|git [a-z-]+|sudo|su|runuser|setpriv|unshare|systemd-run"
     r"|(?:docker|podman|nerdctl)(?:[\s'\",]{1,9}(?:exec|run|create|compose))*)(?:[\s'\",]{1,9}-[\w=-]+)*[\s'\",]{1,9}$"
 )
-# URLs: what begins one, its text without the quotes around it, and ports and what stands for one
-_BEGINS_URL = re.compile(rf"(?<![:/\\])(:?)((?:{_SLASH}){{1,2}})")
-_URL = re.compile(r"""(?:[^\s"'`<>]|["'`<>](?![\s,;:)\]}>\\"'`]|$))*""")
-_PORT_IS = r"\d{1,5}|port|[$%]?[({<]+[^\s/@]{0,40}port[^\s/@]{0,40}?[)}>]+s?|\$\w{0,40}port\w{0,9}|%[sd]|\{\d?\}"
-_PORT = re.compile(rf"(?i)(?:{_PORT_IS})(?:[/?#,;\\\"'`<>\s]|$)")
-_PATH = re.compile(r"[/?#]")
-_HOST = re.compile(r"@(?=[\w\[{$<%])(?!sha256:)")
 
+_COLOUR = re.compile(r"(?:\x1b|\\{1,4}(?:x1b|u001[bB]|033))\[[0-?]{0,40}[ -/]{0,4}[@-~]")  # also as Python and JSON write it
 SHORTEST = 5  # characters of what a reference gave, if neither its name nor its form says that it is a secret
 LONGEST = 1000  # characters of a value that is read to see whether it hides nothing
 _read: set[str] = set()  # patterns of what references gave
@@ -248,9 +257,16 @@ def _is_nothing(name: str, value: str) -> bool:
 
 
 def _places(text: str) -> list[tuple[int, int]]:
-    """Where the secrets in a text are, in order."""
+    """Where the secrets in a text are, in order. They are looked for without the colours of a terminal."""
+    starts, lengths = list[int](), [0]
+    for colour in _COLOUR.finditer(text):
+        starts.append(colour.start() - lengths[-1])
+        lengths.append(lengths[-1] + len(colour[0]))
+    if starts:
+        plain = _places(_COLOUR.sub("", text))
+        return [(start + lengths[bisect_right(starts, start)], end + lengths[bisect_left(starts, end)]) for start, end in plain]
     places: list[tuple[int, int]] = []
-    for start, end in sorted(chain(_named(text), _in_urls(text), _alone(text))):
+    for start, end in sorted(chain(_named(text), passwords_in_urls(text), _alone(text))):
         if places and start <= places[-1][1]:
             places[-1] = (places[-1][0], max(end, places[-1][1]))
         elif _NOTHING.fullmatch(text, start, end) is None:
@@ -264,44 +280,15 @@ def _compiled(*patterns: str) -> re.Pattern[str]:
     return re.compile("|".join(patterns))
 
 
-def _in_urls(text: str) -> Iterator[tuple[int, int]]:
-    """Passwords of URLs, to the last `@` before another URL begins; for HTTP and git also a user without one, a token."""
-    run = done = 0
-    urls = _BEGINS_URL.finditer(text) if "@" in text else iter(())
-    for url, following in pairwise(chain(urls, [None])):
-        if url is None or (at := url.end()) < done:
-            continue
-        scheme = text[max(0, url.start() - 9) : url.start()].lower() if url[1] else ""
-        if url[2].count("/") < 2 and (not scheme[-2:].isalnum() or scheme.endswith("file")):
-            continue
-        if at > run and (whole := _URL.match(text, at)):
-            run = whole.end()
-        end = min(run, following.start()) if following and following[1] and following[2].count("/") == 2 else run
-        if (last := text.rfind("@", at, end)) < 0:
-            continue
-        path = _PATH.search(text, at, end)
-        authority = path.start() if path else end
-        colon = text.find(":", at, authority)
-        if colon >= 0 and text[at] != "[" and not _PORT.match(text, colon + 1, end):
-            first = text.find("@", colon, end)
-            if text[colon + 1 : first] not in ("", "x-oauth-basic") and first > colon:
-                while last > first and not _HOST.match(text, last):
-                    last = text.rfind("@", first, last)
-                if not _TEMPLATE.fullmatch(text, colon + 1, last):
-                    yield colon + 1, last
-                done = last
-                continue
-            authority = colon
-        user = authority if authority == colon else text.rfind("@", at, authority)
-        if user > at and scheme.endswith(("http", "https", "git")):
-            yield at, user
-
-
 def _alone(text: str) -> Iterator[tuple[int, int]]:
     """Secrets that no name tells of."""
-    end = 0
-    for found in _compiled(*_ALONE).finditer(text):
-        if found.start() < end or (found["login"] and _OTHER_USERS.search(text, max(0, found.start() - 200), found.start())):
+    end, letters = 0, text.lower()
+    patterns = [
+        pattern for pattern, signs in zip(_ALONE, _SIGNS.split("|"), strict=True) if any(map(letters.__contains__, signs.split()))
+    ]
+    for found in _compiled(*patterns).finditer(text) if patterns else ():
+        before = text[max(0, found.start() - 200) : found.start()]
+        if found.start() < end or (found.lastgroup == "login" and _OTHER_USERS.search(before)):
             continue
         start, end = found.span(found.lastgroup) if found.lastgroup else _extent(text, found.end(), "word", "\"'")
         yield start, end
@@ -309,14 +296,15 @@ def _alone(text: str) -> Iterator[tuple[int, int]]:
 
 def _named(text: str) -> Iterator[tuple[int, int]]:
     """Values whose name says that they are secrets."""
-    end = 0
-    for found in _compiled(_NAMED).finditer(text):
+    end, letters = 0, text.lower()
+    for found in _compiled(_NAMED).finditer(text) if any(map(letters.__contains__, _STEMS.split())) else ():
         if found.start() < end:
             continue
         form = "flag" if found["flag"] else "name"
         name, start = unquote(found[form][-200:]), found.start(form)  # the end of a name is enough
         line = (before := text[max(0, start - 20) : start]).rpartition("\n")[2]
-        name = name[1:] if before.endswith("\\") and name[0] in "nrt" else name  # the escape of a line's end
+        if before.endswith("\\") and name[0] in "nrt" and not _is_secret(name):  # the escape of a line's end
+            name = name[1:]
         if name.lower() in ("key", "phrase") and (word := re.search("[A-Za-z]+ $", before)):  # `API key: …`
             name = word[0] + name
         name = name[2:] if name.startswith("-D") else name
@@ -326,11 +314,9 @@ def _named(text: str) -> Iterator[tuple[int, int]]:
             if (found["sign"] or found["xml"] is not None) and _ENTRY.match(name):
                 places = _of_entry(text, start, at)
         elif not (
-            (found["xml"] is not None and not re.search(r"<(?:\w+:)?$", before))
+            (found["xml"] is not None and not re.search(r"<(?:[\w.-]+:)?$", before))
             or (before.endswith("/") and "=" in (found["sign"] or ""))  # a directory of a partition
-            or (
-                found["pair"] and not re.search(r"(?:\w|\[|, )\(b?[\"']$", before)
-            )  # .option("password", "…"), [("password", "…")]
+            or (found["pair"] and not _is_pair(text, start, at))
             or (found["call"] and _ERROR.fullmatch(name))
             or (found["conf"] and not (re.search(r"[._|]|^[A-Z]+\s", name + found["conf"]) and _BEFORE.fullmatch(line)))
         ):
@@ -338,6 +324,13 @@ def _named(text: str) -> Iterator[tuple[int, int]]:
         for place in places:
             yield place
             end = max(end, place[1])
+
+
+def _is_pair(text: str, start: int, at: int) -> bool:
+    """Whether a name here and what follows are a pair, `("password", "…")`, and not names: `IN ("token", "id")`."""
+    before = text[max(0, start - 200) : start]
+    names = _OF_NAMES.search(before) and _WORD_IN_QUOTES.match(text, at)
+    return not names and re.search(rf"\(\s{{0,40}}b?{_QUOTE}$", before) is not None
 
 
 def _values(name: str, text: str, start: int, at: int, sign: str) -> Iterator[tuple[int, int]]:
@@ -374,7 +367,7 @@ def _is_shown(name: str, text: str, at: int, begin: int, end: int, sign: str, pr
     if end - begin > LONGEST:
         return False
     said = text[begin:end]
-    template = _TEMPLATE.match(text, begin if text.startswith(("'", '"'), at) else at)
+    template = TEMPLATE.match(text, begin if text.startswith(("'", '"'), at) else at)
     if (
         said.startswith("…")
         or (template and template.end() > end - 3 and not text[template.end() : end].strip("},;]) "))
@@ -390,16 +383,22 @@ def _is_shown(name: str, text: str, at: int, begin: int, end: int, sign: str, pr
         sentence = (_SENTENCE.match(rest) or _FILE_NAME.search(name)) and all(map(_PLAIN.fullmatch, rest.split()))
         return bool(error or sentence or _IS_TYPE.match(rest) or re.fullmatch("[A-Z][A-Za-z]*:", said))
     if sign.isspace() and not re.search("(?i:password|key|session_?token)|SECRET$", name):  # `token 'a'` of a parser
+        if _OPTIONS.search(text, max(0, begin - 200), begin):
+            return False
         return len(said) < 20 and not re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])\S{8,}", said)
     if "=" in sign:
-        return (sign[-1].isspace() and _IN_SQL.fullmatch(said) is not None) or _is_computed(name, text, at)
+        if call := _COMPUTED.match(text, at):
+            known = _COMPUTES.fullmatch(call[1].rpartition(".")[2].lower())
+            return bool(known) or _letters(name.rpartition(".")[2]) in map(_letters, re.findall(r"\w+", call[2]))
+        return sign[-1].isspace() and _IN_SQL.fullmatch(said) is not None
     return sign == "" and _AFTER_FLAG.match(said) is not None
 
 
 def _of_entry(text: str, start: int, at: int) -> Iterator[tuple[int, int]]:
     """The value of {"name": NAME, "value": …}, in any order."""
     called = _CALLED.match(text, at)
-    if called is None or not _is_secret(called[1]):
+    around = text[max(0, start - LONGEST) : at + LONGEST].lower()
+    if called is None or not _is_secret(called[1]) or not ("value" in around or ">" in around):
         return
     if after := _VALUE_AFTER.match(text, called.end()):
         yield from _values(called[1], text, after.start(1) if after[1] else after.end(), after.end(), after[2] or "")
@@ -413,13 +412,24 @@ def _of_entry(text: str, start: int, at: int) -> Iterator[tuple[int, int]]:
 
 def _extent(text: str, at: int, style: str, closers: str = "") -> tuple[int, int]:
     """Where the value is that begins here; an empty place if none does."""
+    tag = text[max(0, at - 11) : at].rstrip(" \t")
+    if tag.endswith(">") and tag[-2:-1] not in "-=" and (element := _ELEMENT.match(text, at)):
+        begin, end = element.span(element.lastindex or 0)
+        return begin, begin + len(text[begin:end].rstrip())
     at = prefix.end() if (prefix := _PREFIX.match(text, at)) else at
     in_line = style in ("line", "yaml")
     if (opened := _OPENS.match(text, at)) and not (in_line and text[at] not in "[{"):
         end = _closing(text, opened.end())
         more = _bare(style, closers).match(text, end + 1) if text[end + 1 : end + 2].isalnum() else None
         return opened.end(), more.end() if more else end
+    if several := _LINES.match(text, at):
+        closing = re.compile(rf"{several[2]}(?={_ENDS})" if several[2] else rf"(?m:^[ \t]*{several[1]}$)").search(
+            text, several.end()
+        )
+        return several.end(), closing.start() if closing else len(text)
     if quoted := _OPENS_QUOTE.match(text, at):
+        if quoted[2] in closers and re.compile(r"\s?[,:)\]}]").match(text, quoted.end()):  # it closes what is around
+            return at, at
         closing = _closing_quote(len(quoted[1]), quoted[2]).search(text, quoted.end())
         return quoted.end(), closing.start() if closing else len(text)
     if not (in_line and text.startswith("{", at)) and (enclosed := _ENCLOSED.match(text, at)):
@@ -443,7 +453,7 @@ def _closing_quote(escapes: int, sign: str) -> re.Pattern[str]:
 def _bare(style: str, closers: str) -> re.Pattern[str]:
     """What a value without quotes is: it ends with the quote or bracket that is open, or before another name."""
     shut = "" if style in ("line", "yaml") else closers
-    free = "".join(each for each in "\"'`)]}" if each not in shut)
+    free = "".join(each for each in "\"'`)]}\xa0\u202f" if each not in shut)  # also spaces that do not end a line
     another = rf"[\"']?{_NEXT}=(?!=|\s|$)|{_NEXT}\\?[\"']?:\s"
     word = rf"[;&,](?!\s|$|[{re.escape(shut)}\\]|{another})"
     more = {
@@ -453,8 +463,9 @@ def _bare(style: str, closers: str) -> re.Pattern[str]:
         "line": rf"[;&,](?![ \t]{{0,9}}{_NEXT}=|[ \t]*$)|[ \t]{{1,40}}(?=\S)(?!#\s|--?[A-Za-z]|{_NEXT}=)",
         "yaml": rf"[;&,](?![ \t]{{1,9}}{_NEXT}:\s|[ \t]*$)|[ \t]{{1,40}}(?=\S)(?!#|{_NEXT}:\s)",
     }[style]
+    goes_on = r"|\\\r?\n[ \t]{0,40}(?=\S)" if style == "line" else ""  # of properties
     ends = rf"|[{re.escape(shut)}](?!{_ENDS})|\\(?!\\{{0,15}}[{re.escape(shut)}])" if shut else r"|\\"
-    return re.compile(rf"(?m:(?:[^\s;&,\"'`)\]}}<\\]|<(?!/)|[{re.escape(free)}…]{ends}|{more})*+)")
+    return re.compile(rf"(?m:(?:[^\s;&,\"'`)\]}}<\\]|<(?!/)|[{re.escape(free)}…]{goes_on}{ends}|{more})*+)")
 
 
 def _next_lines(name: str, text: str, column: int, at: int, block: bool = False, first: bool = True) -> Iterator[tuple[int, int]]:
@@ -474,7 +485,7 @@ def _next_lines(name: str, text: str, column: int, at: int, block: bool = False,
         end = begin + len(whole.strip())
         if end - begin > 1 and text[begin] in "\"'" and text[end - 1] == text[begin]:
             begin, end = begin + 1, end - 1
-        if not _is_nothing(name, text[begin:end]) and not _TEMPLATE.fullmatch(text, begin, end):
+        if not _is_nothing(name, text[begin:end]) and not TEMPLATE.fullmatch(text, begin, end):
             yield begin, end
 
 
@@ -487,14 +498,3 @@ def _closing(text: str, at: int) -> int:
         if not depth:
             return part.start()
     return len(text)
-
-
-def _is_computed(name: str, text: str, at: int) -> bool:
-    """Whether SQL or code makes this of a column: `token = lower(o.token)`. With a text in it, it may be a secret."""
-    if (call := _COMPUTED.match(text, at)) is None:
-        return False
-    arguments = text[call.end() : min(end := _closing(text, call.end()), call.end() + 401)].replace("''", "")
-    words = {_letters(word) for word in re.findall(r"\w+", arguments)}
-    known = _COMPUTES.fullmatch(call[1].rpartition(".")[2].lower())
-    few = end <= call.end() + 400 and not set("\"'") & set(arguments)  # more is too much to look at again and again
-    return few and (known is not None or _letters(name.rpartition(".")[2]) in words)

@@ -63,12 +63,32 @@ FORMS = {
     "query": ("GET https://h/p?a=b&{n}={v}&c=d", lambda value: quote(value, safe="")),
     "jdbc": ("jdbc:sqlserver://h:1433;user=me;{n}={v};ssl=true", str),
     "xml": ("<x><{n}>{v}</{n}></x>", lambda value: value.replace("&", "&amp;").replace("<", "&lt;")),
+    "xml, with spaces and attributes": (
+        "<a:{n} xmlns:a='http://h/{n}#x' type=\"b\" >\n hush {v}\n</a:{n}>",
+        lambda value: value.replace("&", "&amp;").replace("<", "&lt;"),
+    ),
+    "hadoop, with spaces": (
+        "<property>\n<name>{n}</name>\n<value>hush\t{v} {v}</value></property>",
+        lambda value: value.replace("&", "&amp;").replace("<", "&lt;"),
+    ),
+    "cdata": ("<{n}><![CDATA[hush {v}]]></{n}>", lambda value: value.replace("<", "")),
     "hadoop": (
         "<property><name>{n}</name><value>{v}</value></property>",
         lambda value: value.replace("&", "&amp;").replace("<", "&lt;"),
     ),
     "header of curl": ("curl -H 'X-{n}: {v}' https://h", lambda value: value.replace("'", "")),
     "kubernetes": ("env:\n- name: {n}\n  value: {v}\n- name: X\n  value: y\n", dumps),
+    "pair": ('("{n}", {v})', dumps),
+    "first pair": ("OrderedDict([('{n}', {v}), ('x', 'y')])", repr),
+    "pair of pairs": ("((b'{n}' , b{v}),)", lambda value: repr(value) if value.isascii() else "'" + value + "'"),
+    "colours": ("\x1b[1;33m{n}\x1b[0m\x1b[2m = \x1b[0m\x1b[32m{v}\x1b[0m and\x1b[K", repr),
+    "colours, as JSON writes them": ('"\\u001b[1m{n}:\\u001b[0m {v}"', lambda value: dumps(dumps(value))[1:-1]),
+    "names in words": ("x\nsecret key: {v}\nSecret access key = {v}", str),
+    "triple quotes": ("{n} = '''\n{v}\n'''\nx = 1", lambda value: value.replace("'", "")),
+    "heredoc": ("{n} = <<EOF\na b {v}\n  c {v}\nEOF\n", str),
+    "properties, on two lines": ("a = b\n{n}=\\\n  {v}\nc = d", str),
+    "diff of yaml": ("+  {n}: |\n+    x {v}\n-  {n}: |\n-    {v}\n", str),
+    "options of spark": ('CREATE TABLE t USING jdbc OPTIONS ({n} "{v}")', lambda value: dumps(value)[1:-1]),
     "option": ('df.write.option("{n}", {v}).save()', dumps),
 }
 UNNAMED = {
@@ -170,6 +190,14 @@ OTHERS = [
         f"docker run -ePASSWORD={SECRET} x",
         f"Private-Lines: 1\n{SECRET}",
     ),
+    *(
+        f"{begin}{'aB3' * 3}{SECRET}{'x4' * 9}"
+        for begin in ("xapp-1-A012-", "xoxe-1-", "xoxd-", "xoxe.xoxp-1-", "whsec_", "ya29.a0")
+    ),
+    *(f"{begin}{SECRET}aB3aB3aB3aB3aB3a" for begin in ("GOCSPX-", "1//0g", "hvr.", "s.")),
+    f"xoxd-aB3dE5fG7hI%2B{SECRET}",
+    *(f'"password=x\xa0{SECRET}"', f"basic.auth.user.info=me:{SECRET}"),
+    *(f"{name} key: {SECRET}" for name in ("api", "secret", "access", "Secret access", "storage account")),
     f"https://api.telegram.org/bot1:{SECRET}/x",
     f"it said eyJhbGciOiJub25lIn0.eyJ{SECRET}.{SECRET}",
 ]

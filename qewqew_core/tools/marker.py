@@ -32,10 +32,10 @@ def check_id(name: str, value: object) -> str:
 
 
 def init(directory: str, id: str | None = None, group: str | None = None) -> tuple[str, bool]:
-    """Create the directory, if it is missing, and mark it. Returns its id, and whether the marker is new, which is durable then.
+    """Create the directory, but none above it, if it is missing, and mark it; returns its id, and whether the marker is new.
 
-    A directory keeps the id that it has. ``id``: the one to give it; None: a random one. ``group``: the Unix group whose members
-    share what is in it. Raises `BadArgument` if it has another id already, and `BadPath`.
+    The marker is durable then. A directory keeps the id that it has. ``id``: the one to give it; None: a random one. ``group``:
+    the Unix group whose members share what is in it. Raises `BadArgument` if it has another id already, and `BadPath`.
     """
     if id is not None:
         check_id("the id", id)
@@ -43,7 +43,8 @@ def init(directory: str, id: str | None = None, group: str | None = None) -> tup
     directory = os.path.realpath(directory)
     file = os.path.join(directory, NAME)
     with opening(directory, "directory"):
-        os.makedirs(directory, 0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, 0o700)
         files = files_of(None, directory, file, group=members)
         with files.entered():
             made = False

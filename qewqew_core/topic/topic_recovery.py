@@ -377,14 +377,15 @@ def _remove_strays(blocks: Blocks, state: TopicState, ours: bool) -> None:
     sure = False
     for name in files.list(blocks.data):
         number, _, kind = name.partition(".")
-        if kind in ("zbus", "sums", "sums.tmp") and number.isdecimal():
+        base = zbus.base_of(f"{number}.zbus")
+        if kind in ("zbus", "sums", "sums.tmp") and base is not None:
             end = state.last.base + (kind == "zbus")
-            if int(number) < first and not sure:
+            if base < first and not sure:
                 first, sure = _first_base(blocks, state), True
-            if first <= int(number) < end and kind != "sums.tmp":
+            if first <= base < end and kind != "sums.tmp":
                 continue
             path = os.path.join(blocks.data, name)
-            if not ours and kind == "zbus" and int(number) >= end and blocks.size(name):
+            if not ours and kind == "zbus" and base >= end and blocks.size(name):
                 _logger.warning("%s: the index does not know this block; it is kept as %s.unknown", path, name)
                 files.rename(path, path + ".unknown")
             else:

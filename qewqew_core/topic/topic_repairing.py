@@ -324,7 +324,7 @@ class _Repair:
         data = topic_paths.data_of(self.path)
         for name in sorted(self.files.list(data)):
             path = os.path.join(data, name)
-            if name.endswith(".sums"):
+            if name.endswith(".sums") and zbus.base_of(f"{name.removesuffix('.sums')}.zbus") is not None:
                 try:
                     topic_log.unpack_sums(read_whole(self.files, path), path)
                 except Corrupt as error:

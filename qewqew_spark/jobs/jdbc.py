@@ -82,9 +82,9 @@ class Jdbc(Sink):
         return str.lower  # names that nobody quoted are capitals in some databases
 
     def write(self, rows: DataFrame) -> None:
-        rows = self._with_batch(rows)
+        rows = self.with_batch(rows)
         self._written = rows.schema
-        self._writer(rows).options(**self._create(), dbtable=self.staging).mode("overwrite").save()
+        self.writer(rows).options(**self._create(), dbtable=self.staging).mode("overwrite").save()
 
     def _create(self) -> dict[str, str]:
         # Without a length a text is a CLOB in some databases, which can neither be compared nor have an index.
@@ -96,7 +96,7 @@ class Jdbc(Sink):
 
     def commit(self) -> None:
         if self.existing is None:
-            self._writer(self._nothing(self._written)).options(**self._create()).mode("ignore").save()
+            self.writer(self.nothing(self._written)).options(**self._create()).mode("ignore").save()
         elif self.new and self.schema_evolution == "merge":
             self._execute(*map(self._add_column, self.new))
         columns = {name.lower(): name for name in self._columns().names}

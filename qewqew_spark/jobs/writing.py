@@ -80,7 +80,7 @@ class Sink(ABC):
         """Remove what an earlier run of the batch wrote: this one has no columns to write."""
         self.existing = self.there()
         if self.existing is not None:
-            self.write(self._nothing(self.existing).drop(BATCH))
+            self.write(self.nothing(self.existing).drop(BATCH))
             self.commit()
 
     def settled(self, table: DataFrame) -> DataFrame:
@@ -122,13 +122,13 @@ class Sink(ABC):
     def fold(self) -> Fold:
         return folding(self.spark)
 
-    def _nothing(self, columns: StructType) -> DataFrame:
+    def nothing(self, columns: StructType) -> DataFrame:
         return self.spark.createDataFrame([], columns)
 
-    def _writer(self, rows: DataFrame) -> DataFrameWriter:
+    def writer(self, rows: DataFrame) -> DataFrameWriter:
         return rows.write.format(self.output.format).options(**self.options)
 
-    def _with_batch(self, rows: DataFrame) -> DataFrame:
+    def with_batch(self, rows: DataFrame) -> DataFrame:
         return rows.drop(*self.left_out).withColumn(BATCH, F.lit(self.batch))
 
 
@@ -180,7 +180,7 @@ class Files(Sink):
                 delete(self.spark, f"{self._path}/{OWN}/{name}")
         partitions = set(map(self.fold, self.output.partition_by))
         self._columns = StructType([field for field in rows.schema if self.fold(field.name) not in partitions])
-        self._writer(rows).mode("overwrite").partitionBy(*self.output.partition_by).save(self._staging)
+        self.writer(rows).mode("overwrite").partitionBy(*self.output.partition_by).save(self._staging)
 
     def commit(self) -> None:
         if self._typed and self._columns is not None:
@@ -286,9 +286,9 @@ class Table(Sink):
         return columns
 
     def write(self, rows: DataFrame) -> None:
-        name, rows = str(self.output.table), self._with_batch(rows)
+        name, rows = str(self.output.table), self.with_batch(rows)
         if self.existing is None:
-            made = self._writer(self._nothing(rows.schema)).partitionBy(BATCH, *self.output.partition_by)
+            made = self.writer(self.nothing(rows.schema)).partitionBy(BATCH, *self.output.partition_by)
             made.mode("ignore").saveAsTable(name)
         elif self.new and self.schema_evolution == "merge":
             self.spark.sql(f"ALTER TABLE {name} ADD COLUMNS ({columns_ddl(self.new)})")
@@ -331,7 +331,7 @@ class Appended(Sink):
         return None
 
     def write(self, rows: DataFrame) -> None:
-        self._writer(rows).mode("append").save()
+        self.writer(rows).mode("append").save()
 
     def atomic(self) -> bool:
         return self.output.format.lower() in SHOWN_FORMATS

@@ -197,7 +197,7 @@ class Append(ABC):
                 raise BadArgument(f"{self.what} requires the column {field.name!r}, which the batch lacks")
         return rows.select(
             [
-                checked(column.name, column.dataType).cast(field.dataType).alias(field.name)
+                checked(column.name, column.dataType, {}).cast(field.dataType).alias(field.name)
                 for column in rows.schema
                 for field in (there.get(fold(column.name)) or held[fold(column.name)],)
             ]
@@ -306,13 +306,14 @@ class StagedAppend(Append):
         """As `Append.cast`, with the types that the table will have, also inside structs."""
         fold = folding(self.spark)
         known = {fold(field.name): field for field in self._evolved(rows.schema)[0]}
-        held = set(map(fold, rows.columns))
+        held = {fold(name): name for name in rows.columns}
+        parts = {held[fold(name)]: width for name, width in self.parts().items() if fold(name) in held}
         for key, field in known.items():
             if not field.nullable and key not in held:
                 raise BadArgument(f"{self.what} requires the column {field.name!r}, which the batch lacks")
         return rows.select(
             [
-                conformed(checked(column.name, column.dataType), column.dataType, to.dataType, fold).alias(to.name)
+                conformed(checked(column.name, column.dataType, parts), column.dataType, to.dataType, fold).alias(to.name)
                 for column in rows.schema
                 if (to := known.get(fold(column.name))) is not None  # else it is left out
             ]

@@ -49,16 +49,22 @@ def new_columns(
                 f"{what}: the column {name!r} is {old.simpleString()} there and {now.simpleString()} in this batch; "
                 "cast it with 'sql', or write to another place"
             )
-    if policy == "fail" and found:
-        told = ", ".join(f"{name!r} is {'new' if old is None else 'missing'}" for name, old, _ in found)
-        raise BadArgument(f"{what}: this batch has other columns than the table, and schema_evolution is 'fail': {told}")
+    _refuse(found, policy, what)
+    known = {fold(field.name) for field in there}
+    return [field for field in batch if fold(field.name) not in known]
+
+
+def _refuse(found: Iterable[Difference], policy: str, what: str) -> None:
+    """Raise `BadArgument` for columns that only the table or only the batch has, if the policy says so."""
+    if policy == "fail" and (told := [f"{name!r} is {'new' if old is None else 'missing'}" for name, old, _ in found]):
+        raise BadArgument(
+            f"{what}: this batch has other columns than the table, and schema_evolution is 'fail': {', '.join(told)}"
+        )
     if policy == "rescue" and (new := [name for name, old, _ in found if old is None]):
         raise BadArgument(
             f"{what}: {', '.join(map(repr, new))} is new, and schema_evolution is 'rescue', which keeps new fields of records, "
             "and no new columns of a query"
         )
-    known = {fold(field.name) for field in there}
-    return [field for field in batch if fold(field.name) not in known]
 
 
 def differences(
@@ -104,9 +110,7 @@ def evolved(
                 f"{what}: the column {name!r} is {old.simpleString()} there and {now.simpleString()} in this batch; "
                 "cast it with 'sql', or write to another place"
             )
-    if policy == "fail" and found:
-        told = ", ".join(f"{name!r} is {'new' if old is None else 'missing'}" for name, old, _ in found)
-        raise BadArgument(f"{what}: this batch has other columns than the table, and schema_evolution is 'fail': {told}")
+    _refuse(found, policy, what)
     if policy == "ignore":
         return there, [name for name, old, _ in found if old is None]
     joined = _joined(there, batch, fold)

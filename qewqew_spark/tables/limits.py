@@ -7,7 +7,7 @@ at the whole table.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import Context, Decimal
 
 from pyspark.sql import Column
@@ -33,7 +33,7 @@ from qewqew_spark.tables.session import quoted
 
 MISFIT = "a value does not fit a table"
 NULL_KEY, NO_ORDER = "null, and it is one of the keys", "and no order_by says which is the last"
-_ENDS = " is not in the years 1 to 9999", NULL_KEY, NO_ORDER
+_ENDS = " is not in the years 1 to 9999", NULL_KEY, NO_ORDER, r" is too small for truncate\(\d+, …\)", "as Spark writes it"
 _LENGTH = "__CHAR_VARCHAR_TYPE_STRING"  # where Spark, for which it is a STRING, keeps the type of a table's column
 _LEAST: dict[type[DataType], int] = {
     **dict.fromkeys((ByteType, ShortType, IntegerType), -(2**31)),  # which are INT there
@@ -119,10 +119,14 @@ def first_of(reasons: Iterable[Column | None]) -> Column | None:
     return F.coalesce(*known) if known else None
 
 
-def checked(name: str, kind: DataType) -> Column:
-    """The column, or an error of Spark for a row that has a time outside the years 1 to 9999; see `misfit_in`."""
+def checked(name: str, kind: DataType, parts: Mapping[str, int | None]) -> Column:
+    """The column, or an error of Spark for a row with a time outside the years 1 to 9999, or no partition; see `misfit_in`.
+
+    ``parts``: the columns by whose values rows are parted, and the widths of `beyond_part`.
+    """
     value = F.col(quoted(name))
-    reason = beyond_years(value, kind, name)
+    reasons = [beyond_years(value, kind, name), beyond_part(value, kind, name, parts[name]) if name in parts else None]
+    reason = first_of(reasons)
     return value if reason is None else F.when(reason.isNull(), value).otherwise(F.raise_error(reason))
 
 

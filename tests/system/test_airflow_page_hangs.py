@@ -60,7 +60,7 @@ class Mount:
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Mount]:
-    (tmp_path / "nfs").mkdir()
+    marker.init(str(tmp_path / "nfs"))
     try:
         mounted = Mount(tmp_path / "nfs")
     except OSError as error:

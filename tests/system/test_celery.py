@@ -114,7 +114,7 @@ def airflow(
     (dags / "workers.py").write_text(DAGS)
 
     def connection(directory: str, hostname: str) -> str:
-        extra = {"hostname": hostname, "chunk_size": 2**20}  # so small that a commit has a middle
+        extra = {"hostname": hostname, "retry_delay": 0, "chunk_size": 2**20}  # so small that a commit has a middle
         return json.dumps({"conn_type": "qewqew", "host": str(queues / directory), "extra": extra})
 
     connections = {f"AIRFLOW_CONN_QEWQEW_{host.upper()}": connection(host, host) for host in CeleryAirflow.hosts}

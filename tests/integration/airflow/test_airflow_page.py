@@ -457,7 +457,7 @@ def test_a_batch_that_is_not_due_says_when_and_is_due_at_once_for_who_says_so(
             if timeout is None:
                 batch.nack("no luck")
     op = client("op")
-    rows = op.get("connections/qewqew_default/batches", params={"queue": "orders"}).json()["batches"]
+    rows = op.get(f"{PAGE}/connections/qewqew_default/batches", params={"queue": "orders"}).json()["batches"]
     assert [row["state"] for row in rows] == ["returned", "returned"]
     for row in rows:
         assert 3500 < (datetime.fromisoformat(row["due"]) - datetime.now(UTC)).total_seconds() < 3600
@@ -465,7 +465,7 @@ def test_a_batch_that_is_not_due_says_when_and_is_due_at_once_for_who_says_so(
         assert [act(op, action, body).status_code for action in ("return", "put-back", "drop")] == [400] * 3
         assert act(op, "retry", body).status_code == 200
         assert act(op, "retry", {**body, "state": "dead"}).status_code == 400
-    found = op.get("connections/qewqew_default/batches", params={"queue": "orders"}).json()["batches"]
+    found = op.get(f"{PAGE}/connections/qewqew_default/batches", params={"queue": "orders"}).json()["batches"]
     assert [row["due"] for row in found] == [None, None]
     with Queue(directory / "orders") as queue:
         assert {queue.lease(key).id for key in "ab"} == {row["id"] for row in rows}  # type: ignore[union-attr]

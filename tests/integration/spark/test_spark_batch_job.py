@@ -61,6 +61,7 @@ def test_a_batch_becomes_a_table_under_its_id(spark, tmp_path):
         "good": 3,
         "bad": 0,
         "reasons": {},
+        "unnamed": {"records": 0, "fields": {}},
         "outputs": [
             {"path": f"{tmp_path}/out/batch=orders-1a2b", "table": None, "format": "parquet", "written": 3, "left_out": []}
         ],

@@ -163,6 +163,13 @@ def test_a_value_without_a_partition_is_a_bad_record(lake, tmp_path):
     for kind in "delta", "parquet":
         for again in False, True:
             assert run_with(kind, "k STRING, v INT", ["k"], texts, again) == {"a value does not fit a table": 4}
+    for kind, part, row, message in (
+        ("iceberg", "truncate(7, i)", {"i": -(2**31)}, "i: -2147483648 is too small for truncate(7, …); leave such rows out"),
+        ("delta", "i", {"i": "x" * 300}, "xxx' cannot be the name of a directory: .* as Spark writes it; leave such rows out"),
+    ):
+        rows = lake.session.createDataFrame([(*row.values(), 1)], f"i {'INT' if kind == 'iceberg' else 'STRING'}, v INT")
+        with pytest.raises(BadArgument, match=message.replace("(", "\\(").replace(")", "\\)")):
+            append_once(rows, lake.name(kind, "own"), "b", format=kind, partition_by=[part])
     reasons = {row.reason for row in lake.session.read.parquet(f"{tmp_path}/aside").collect()}
     assert any("i: -2147483648 is too small for truncate(7, …)" in reason for reason in reasons)
     assert any("k: 'xxx" in reason and "cannot be the name of a directory" in reason for reason in reasons)

@@ -86,6 +86,11 @@ def test_types_that_were_inferred_once_stay_and_what_is_new_is_added_or_rescued(
     else:
         found = sorted(lake.rows(kind, "id, a, o.b, _rescued"))
     assert found == [(1, 1.5, 1, None), (2, 3.0, 2, rescued)]
+    if policy == "rescue":
+        query = Output(**where, format=kind, sql="SELECT id, named_struct('b', 1L, 'c', 1) AS o FROM batch")
+        third = make_batch(lake.place / "b3", FIRST, batch_id="b3")
+        with pytest.raises(BadArgument, match=r"'o\.c' is new, and schema_evolution is 'rescue'"):
+            run(lake.session, str(third), [query], **more)
 
 
 def test_under_rescue_a_given_schema_adds_nothing_and_a_query_may_not(spark, tmp_path):

@@ -16,7 +16,7 @@ HOUR = timedelta(hours=1)
 
 def stats(records: int = 0, size: int = 0, age: timedelta | None = None, returned: int = 0, leased: int = 0) -> SimpleNamespace:
     oldest = None if age is None else datetime.now(UTC) - age
-    return SimpleNamespace(records=records, bytes=size, oldest=oldest, returned=returned, leased=leased)
+    return SimpleNamespace(records=records, bytes=size, oldest=oldest, returned=returned, leased=leased, delayed=0, next_due=None)
 
 
 @pytest.mark.parametrize(

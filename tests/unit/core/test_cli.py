@@ -261,6 +261,8 @@ def test_stat_has_stable_keys(path):
         "last_lease",
         "oldest_lease",
         "clock_step",
+        "delayed",
+        "next_due",
         "missing",
         "files",
     ]

@@ -141,7 +141,7 @@ def test_verify_and_repair_report_in_one_shape(path, kind):
     put(path, kind, "one", "two", "three")
     assert done("verify", path) == b"no problems: 3 records are correct (1 file, 0 batches, 11 B)\n"
     found = {"path": str(path), "kind": kind, "ok": True, "records": 3, "bytes": 11, "files": 1, "batches": 0}
-    assert json.loads(done("verify", path, "--json")) == found | {"unchecked": 0, "orphans": [], "problems": []}
+    assert json.loads(done("verify", path, "--json")) == found | {"unchecked": 0, "orphans": [], "problems": [], "strange": {}}
     whole = f"the {kind} holds 3 records and 0 batches"
     assert done("repair", path, "--yes").decode() == f"nothing to repair: {whole}\n"
     log = (path.parent if kind == "queue" else path) / "it.wal"
@@ -155,7 +155,7 @@ def test_verify_and_repair_report_in_one_shape(path, kind):
     assert Path(aside.removeprefix("set aside: ")).is_dir()
     assert mended.startswith(f"repaired: the {kind} holds ")
     again = json.loads(done("repair", path, "--yes", "--json"))
-    assert list(again) == ["path", "kind", "ok", "records", "batches", "damage", "notes", "set_aside"]
+    assert list(again) == ["path", "kind", "ok", "records", "batches", "damage", "notes", "set_aside", "strange"]
     assert (again["kind"], again["records"], again["ok"]) == (kind, len(content(path, kind)), True)
 
 

@@ -267,6 +267,8 @@ def test_stat_shows_the_topic_and_its_readers(path):
     assert list(found) == [
         *("path", "kind", "records", "bytes", "oldest", "leased", "returned", "dead", "on_disk", "last_lease", "oldest_lease"),
         "clock_step",
+        "delayed",
+        "next_due",
         "missing",
         *("files", "newest", "first", "next", "lag", "readers", "owner"),
     ]

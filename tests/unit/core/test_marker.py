@@ -19,6 +19,9 @@ from qewqew_core.tools import listing, marker
 
 def test_a_directory_is_created_private_and_keeps_its_id(tmp_path: Path) -> None:
     place = tmp_path / "a" / "queues"
+    with pytest.raises(BadPath, match="No such file"):
+        marker.init(str(place))
+    place.parent.mkdir()
     first, made = marker.init(str(place))
     assert made
     assert marker.init(str(place)) == (first, False) == (marker.id_of(str(place)), False)

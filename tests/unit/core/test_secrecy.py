@@ -121,6 +121,13 @@ def test_what_is_none_is_taken_and_shown(name, value):
         "password=a(",
         "password={{ 'a' ",
         "mysql -p",
+        "\x1b[1mpassword\x1b[0m=a ",
+        "\x1b[1",
+        '("password", ',
+        "<password><![CDATA[",
+        "<password a='b' c='d' ",
+        "password=<<EOF\na\n",
+        "options (pin 'a', ",
     ],
 )
 def test_a_long_text_is_searched_in_proportion_to_its_length(part):

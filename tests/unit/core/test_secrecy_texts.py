@@ -42,3 +42,8 @@ def test_ordinary_texts_stay_whole():
     for each in ORDINARY.splitlines():
         assert hide(each) == each
     assert ORDINARY.count("\n") > 150
+
+
+@pytest.mark.parametrize("token", [f"dapi{'0123456789abcdef' * 2}", f"AIza{'aB3dE' * 7}"])
+def test_a_token_is_hidden_in_a_text_without_other_signs(token):
+    assert hide(f"it says {token} here") == "it says … here"

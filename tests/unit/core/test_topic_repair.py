@@ -53,7 +53,7 @@ def test_a_damaged_log_is_set_aside_and_no_message_is_lost(path: Path) -> None:
 
 
 def test_other_files_among_the_blocks_are_left_alone(path: Path) -> None:
-    others = ["backup.zbus", f"{'1' * 21}.zbus", f"{'٣' * 20}.zbus", ".zbus"]
+    others = ["backup.zbus", f"{'9' * 20}.zbus", f"{'1' * 21}.zbus", f"{'1' * 21}.sums", f"{'٣' * 20}.zbus", ".zbus"]
     for name in others:
         (path / "data" / name).write_bytes(b"not ours")
     flip(path / "events.wal", 30)
