@@ -11,9 +11,8 @@ from itertools import chain
 from qewqew_core.batch import manifest
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import Manifest
-from qewqew_core.disk.directories import Foreign
 from qewqew_core.disk.files import Files, write_new
-from qewqew_core.disk.opening import refused, strange
+from qewqew_core.disk.opening import strange
 from qewqew_core.errors import BadPath
 from qewqew_core.keys import key_hash
 
@@ -84,19 +83,16 @@ def on_disk(files: Files, directory: str) -> int:
 
 def names_in(files: Files, *homes: str, are_batches: bool = True) -> Iterator[tuple[str, bool]]:
     """The paths in these directories, those of batches, and in each batch, at which something else may be than belongs there, and
-    whether that is a directory: of what is not a directory or, in a batch, a regular file; and all if others may write there.
+    whether a directory belongs there.
     """
     for home in homes:
         try:
             found = sorted(files.kinds(home, directories=are_batches).items())
-        except (FileNotFoundError, NotADirectoryError, Foreign):  # what is there instead has a name of its own
+        except (FileNotFoundError, NotADirectoryError, PermissionError):  # what is there instead has a name of its own
             continue
-        except PermissionError as error:
-            raise refused(error, home, "batch") or error from None
         for name, is_right in found:
             path = os.path.join(home, name)
-            if files.may_be_foreign or not is_right:
-                yield path, are_batches
+            yield path, are_batches
             if are_batches and is_right:
                 yield from names_in(files, path, are_batches=False)
 

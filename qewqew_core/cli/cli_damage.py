@@ -104,7 +104,7 @@ def _print_strange(strange: dict[str, str]) -> None:
 
 def _end(path: str, strange: dict[str, str], damaged: bool) -> None:
     if strange:
-        terminal.say(f"move away what is strange, which no repair does; then `qewqew verify {path}` tells whether all is well")
+        terminal.say(f"what is strange stays: do what its line says; then `qewqew verify {path}` tells whether all is well")
     if damaged or strange:
         raise typer.Exit(terminal.DAMAGED if damaged else terminal.FAILED)
 

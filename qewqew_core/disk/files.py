@@ -63,8 +63,8 @@ class Files(Directories):
                 self._check_owner(fd, path)
 
     def check_kind(self, path: str, is_directory: bool = False) -> os.stat_result | None:
-        """The same, wherever it is, and whether it is such a directory, else a regular file. Returns its status; None: there is
-        nothing.
+        """The same, wherever it is, and whether it is such a directory, else a regular file, and this user may use it. Returns
+        its status; None: there is nothing.
         """
         try:
             with self._opened(path, os.O_PATH | os.O_NOFOLLOW) as (fd,):
@@ -75,6 +75,10 @@ class Files(Directories):
         if not (stat.S_ISDIR if is_directory else stat.S_ISREG)(status.st_mode):
             number = errno.ENOTDIR if is_directory or not stat.S_ISDIR(status.st_mode) else errno.EISDIR
             raise OSError(number, "not a directory" if is_directory else "not a regular file", path)
+        if not self._at(path, _may_use, is_directory):
+            if not self.exists(path):  # any more
+                return None
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
         return status
 
     def _opened(self, path: str, flags: int) -> Descriptors:
@@ -346,6 +350,16 @@ class Files(Directories):
 def _kinds(question: str, directory: str | int) -> dict[str, bool]:
     with os.scandir(directory) as entries:
         return {entry.name: getattr(entry, question)(follow_symlinks=False) for entry in entries}
+
+
+def _may_use(name: str, is_directory: bool, dir_fd: int | None = None) -> bool:
+    """Whether this user may do with it what an opening does, if the file system is mounted for writing."""
+    may = partial(os.access, name, dir_fd=dir_fd, effective_ids=_differ())
+    return may(wanted := os.R_OK | (os.X_OK if is_directory else 0)) and (may(wanted | os.W_OK) or _is_read_only(name, dir_fd))
+
+
+def _is_read_only(name: str, dir_fd: int | None) -> bool:
+    return bool(os.statvfs(name if dir_fd is None else dir_fd).f_flag & os.ST_RDONLY)
 
 
 def _check_writable(directory: str | int) -> None:

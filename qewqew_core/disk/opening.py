@@ -98,12 +98,12 @@ def strange(files: Files, names: Iterable[tuple[str, bool]], what: str) -> Itera
     """For each of these paths at which that is so, what is there, and what to do."""
     found, path = iter(names), ""
     while True:
+        with opening(path, what):
+            if (entry := next(found, None)) is None:
+                return
+        path, is_directory = entry
         try:
             with opening(path, what):
-                try:
-                    path, is_directory = next(found)
-                except StopIteration:
-                    return
                 try:
                     files.check_kind(path, is_directory)
                 except Foreign:  # or somebody of the group makes it just now, and it is not the group's yet

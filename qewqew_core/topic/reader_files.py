@@ -19,7 +19,7 @@ from qewqew_core.batch.manifest import Manifest
 from qewqew_core.disk import lock
 from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.files import SMALL, Files, check_regular, check_size, read_whole, remove_if_there, write_new
-from qewqew_core.disk.opening import check_kinds, opening, strange
+from qewqew_core.disk.opening import check_kinds, opening, refused, strange
 from qewqew_core.errors import BadPath, Broken, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.limits import now_ms
@@ -171,7 +171,7 @@ def remove_leftovers(files: Files, directory: str) -> None:
         except Broken:
             raise
         except OSError as error:  # a reader that cannot be opened is told to who opens it
-            _logger.warning("what is left of reader %s could not be removed: %s", name, error)
+            name_once(f"what is left of reader {name} could not be removed: {refused(error, stem + LOCK, 'reader') or error}")
         finally:
             fds.close()
 

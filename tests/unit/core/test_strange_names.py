@@ -18,7 +18,7 @@ import pytest
 from commands import refused, run
 from disk import NoSync
 from test_looks import MAKE, OTHER, packages_are_imported, shared  # noqa: F401  # fixtures
-from test_owners import USER, as_root, as_user
+from test_owners import USER, as_root, as_user, directory_of
 from test_planted import PLANTED, content, sessions_and_stages_spill_soon, use_queue, use_topic  # noqa: F401  # a fixture
 
 from qewqew_core import Queue, Topic
@@ -36,6 +36,10 @@ NAMES = {
         *topic_paths.names_of_reader("s", "r"),
         *((path, False) for path in (topic_paths.block_of("s", 0), block_sums.path_of("s", 0), topic_paths.block_of("s", 9999))),
     ],
+}
+HAS = {
+    "queue": ["s" + paths.LOG, "s" + paths.STAMP, chunk.chunk_path("s", chunk.OUR_FIRST)],
+    "topic": [topic_paths.lock_of("s"), topic_paths.stem_of("s", "r") + topic_paths.LOCK, topic_paths.block_of("s", 0)],
 }
 LOOKS = "ls", "stat", "check", "metrics", "top"
 
@@ -170,6 +174,47 @@ def test_every_command_names_the_same_and_its_advice_leads_to_a_healthy_store(ki
         assert run("check", home, "--max-dead", 9).exit_code == 0, name
         assert content(aside) == before
     assert named > 20
+
+
+@as_root
+@pytest.mark.parametrize("whose", ["another's", "ours without rights"])
+@pytest.mark.parametrize("kind", NAMES)
+def test_what_an_opening_may_not_use_is_named_by_every_look(kind: str, whose: str) -> None:
+    """In the user's own directory, as after a restore or a copy by root: where nobody else may write, mode and owner tell."""
+    with directory_of(USER, 0o700) as top:
+
+        def make(home: Path) -> None:
+            home.mkdir()
+            make_batches(kind, home / "s")
+            MAKE[kind](home / "fine", b"ours")
+
+        as_user(make, top / "made", USER)
+        batches = [name for name in in_batches(top / "made") if name.count("/") > (kind == "topic") + 1][:1]
+        more = ["s.777"] if kind == "queue" else ["s/state/zz.lock"]
+        for number, name in enumerate([*HAS[kind], *batches, *more]):
+            home = top / str(number)
+            shutil.copytree(top / "made", home)
+            place = home / name
+            if not place.exists():
+                place.parent.mkdir(exist_ok=True)
+                place.touch()
+            for path in (home, *home.rglob("*")):
+                os.chown(path, USER, USER)
+            if whose == "another's":
+                os.chown(place, OTHER, OTHER)
+            place.chmod(0o600 if whose == "another's" else 0)
+
+            def look(home: Path, name: str = name) -> None:
+                for command, store in (("check", home), ("ls", home), ("verify", home / "s")):
+                    result = run(command, store)
+                    told = " ".join((result.stdout + result.stderr).split())
+                    if command == "verify" and os.access(home / name, os.R_OK | os.W_OK):
+                        continue  # the opening has made a new one in its place
+                    assert result.exit_code, (command, name, told)
+                    assert name.rpartition("/")[2] in told.replace(" ", ""), (command, name, told)
+                    assert "move away" not in told, (command, name, told)
+
+            as_user(look, home, USER)
 
 
 def test_a_topic_may_have_the_name_of_a_chunk_file(tmp_path: Path) -> None:
