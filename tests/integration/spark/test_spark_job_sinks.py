@@ -11,7 +11,7 @@ import pytest
 from spark_batches import make_batch
 
 from qewqew_core.errors import BadArgument
-from qewqew_spark.jobs import writing
+from qewqew_spark.jobs import jdbc
 from qewqew_spark.jobs.batch import run
 from qewqew_spark.jobs.output import Output
 from qewqew_spark.tables.session import quoted
@@ -110,7 +110,7 @@ class Killed(BaseException):
 
 def test_a_run_that_is_killed_at_any_point_leaves_the_old_rows_or_the_new_ones(spark, tmp_path, database, monkeypatch):
     old, new = make_batch(tmp_path / "b", lines({"id": 1}, {"id": 2})), make_batch(tmp_path / "c", lines({"id": 3}, {"id": 4}))
-    execute_all = writing.Jdbc._execute
+    execute_all = jdbc.Jdbc._execute
 
     def write(batch, point: str = "") -> list[int]:
         def execute(self, *statements):
@@ -126,7 +126,7 @@ def test_a_run_that_is_killed_at_any_point_leaves_the_old_rows_or_the_new_ones(s
         with monkeypatch.context() as patch:
             if point:
                 patch.setattr(
-                    writing.Jdbc,
+                    jdbc.Jdbc,
                     "_execute",
                     lambda self, *each: (execute if point in "".join(each) else execute_all)(self, *each),
                 )
@@ -260,13 +260,13 @@ def test_a_name_that_this_spark_cannot_quote_for_a_database_is_refused_before_an
         def quoteIdentifier(self, name: str) -> str:
             return f'"{name}"'
 
-    made = writing.Jdbc.__init__
+    made = jdbc.Jdbc.__init__
 
     def make(self, *arguments):
         made(self, *arguments)
         self._dialect = Dialect(self._dialect)
 
-    monkeypatch.setattr(writing.Jdbc, "__init__", make)
+    monkeypatch.setattr(jdbc.Jdbc, "__init__", make)
     outputs = [Output(str(tmp_path / "out")), orders(database)]
     for name in HOSTILE_NAMES:
         batch = make_batch(tmp_path / "b", lines({"id": 1, name: 1}))
