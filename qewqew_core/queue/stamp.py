@@ -38,6 +38,7 @@ def make(files: Files, queue: str, changes: int) -> None:
     """Say that there is a log, which is in its place by now. The names of both, and then the stamp, are durable after this."""
     path = queue + paths.STAMP
     if files.is_regular(path) and read(files, queue) is None:
+        files.check_ours(path)
         files.unlink(path)  # it may have another name elsewhere
     with Descriptors([files.open(path, new=not files.exists(path))]) as (fd,):
         check_regular(files.status(fd), path)
