@@ -43,6 +43,7 @@ REPLACED = {
     "sqlite:////": "sqlite:///{home}/",
     "file:///": "file://{home}/",
     "s3://lake/": "{home}/lake/",
+    'table = load_catalog("lake")': 'table = load_catalog("lake", **lake)',
     'SparkSession.builder.remote("sc://server:15002").getOrCreate()': "spark",  # test_spark_connect.py has a server
 }
 
@@ -288,6 +289,19 @@ def upsert(names: Names, home: Path) -> Iterator[None]:
     names |= {"rows": rows, "batch": SimpleNamespace(id="orders-3f9c"), "append_once": append_once}
     yield
     assert load_catalog("lake", **catalog).load_table("shop.customers").scan().to_arrow().to_pylist() == [{"id": 2, "changed": 1}]
+
+
+@example("from pyiceberg.catalog import load_catalog")
+def branch(names: Names, home: Path) -> Iterator[None]:
+    (home / "lake").mkdir()
+    lake = {"type": "sql", "uri": f"sqlite:///{home}/lake/catalog.db", "warehouse": f"file://{home}/lake"}
+    for name, value in lake.items():
+        names["spark"].conf.set(f"spark.sql.catalog.lake.{name}", value)
+    names |= {"lake": lake, "rows": names["spark"].range(2), "batch": SimpleNamespace(id="b"), "append_once": append_once}
+    append_once(names["spark"].range(5, 6), "lake.shop.orders", "before")
+    yield
+    seen = names["table"].refresh().scan().to_arrow()["id"].to_pylist()
+    assert sorted(seen) == sorted(names["found"]["id"].to_pylist()) == [0, 1, 5]
 
 
 @example("# shop/orders.py")
