@@ -98,7 +98,7 @@ class IcebergAppend(StagedAppend):
         wanted, found = set(self.batches), dict[str, tuple[str, bool]]()
         for snapshot in snapshots:
             marks = snapshot.summary.additional_properties if snapshot.summary is not None else {}
-            for batch in wanted.intersection(named(marks)):
+            for batch in filter(wanted.__contains__, named(marks)):
                 found[batch] = str(snapshot.snapshot_id), marks.get(ATTEMPT) == self.attempt
         oldest = min(snapshots, key=lambda snapshot: snapshot.timestamp_ms, default=None)
         # There were others before it.
