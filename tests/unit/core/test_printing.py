@@ -78,6 +78,11 @@ def test_the_file_for_the_collector_is_written_through_nothing_that_others_put_t
             (tmp_path / name).symlink_to(precious)
         else:
             os.mkfifo(tmp_path / name)
+    if planted == "pipe":
+        with pytest.raises(NotADirectoryError, match="not a regular file"):  # it may be a device, which root would replace
+            _replace(str(file), b"new")
+        file.unlink()
+        file.touch()
     _replace(str(file), b"new")
     assert (file.read_bytes(), file.is_symlink(), file.stat().st_mode & 0o777) == (b"new", False, 0o644)
     assert precious.read_text() == "precious"
