@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 
 from qewqew_core import arguments
 from qewqew_core.batch import places
@@ -23,7 +24,7 @@ from qewqew_core.batch.batch_operations import EndLease, Extend, Forget, LeaseAg
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.lease_state import LeaseState
 from qewqew_core.batch.source import Source
-from qewqew_core.disk.opening import refusing
+from qewqew_core.disk.opening import check_kinds, refusing
 from qewqew_core.errors import BadArgument, BadManifest, BatchConflict, BatchExpired, BatchNotFound, Corrupt, DiskFull
 from qewqew_core.keys import key_hash
 from qewqew_core.secrecy import excerpt
@@ -118,8 +119,14 @@ class Leases:
         return int(1000 * min(doubled, max(self.retry_delay, LONGEST_RETRY_DELAY)))
 
     def _lease_again(self, state: BatchState, key: str, lease_timeout: int | None) -> bool:
-        """Lease a returned batch. False: its files are missing or damaged, so it is a dead letter now, and the next one comes."""
+        """Lease a returned batch. False: its files are missing or damaged, so it is a dead letter now, and the next one comes.
+
+        Raises `BadPath` if something else is in the place of a file or directory of it.
+        """
         directory, attempt = self.directory_of(state), state.attempt + 1
+        # Something else in its place is moved away again: only what is not there is missing.
+        above = (self._stem + places.BATCHES, True), (directory, True)
+        check_kinds(self._files, chain(above, places.names_in(self._files, directory, are_batches=False)), self.engine.what)
         try:
             coming = self._source.manifest_of(replace(state, keys=[*state.keys, key], attempt=attempt))
             self._source.prepare(partial(places.prepare_manifest, self._files, directory, coming))

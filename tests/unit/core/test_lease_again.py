@@ -1,0 +1,70 @@
+"""A returned batch in whose place something else is: it is refused by name, and no batch is taken for lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qewqew_core import BadPath, Queue, Topic
+
+PLANTS: dict[str, Callable[[Path, Path], object]] = {
+    "pipe": lambda place, _: os.mkfifo(place),
+    "link": lambda place, elsewhere: place.symlink_to(elsewhere),
+    "link to nothing": lambda place, elsewhere: place.symlink_to(elsewhere / "no"),
+    # A file where a directory belongs, or a directory where a file does
+    "other": lambda place, kept: place.write_text("not ours") if kept.is_dir() else place.mkdir(),
+}
+
+
+@contextmanager
+def a_store(kind: str, path: Path) -> Iterator[Any]:
+    if kind == "queue":
+        with Queue(path) as queue:
+            yield queue
+    else:
+        with Topic(path) as topic, topic.reader("r") as reader:
+            yield reader
+
+
+@pytest.mark.parametrize("kind", ["queue", "topic"])
+@pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.parametrize("at", ["batches", "batch", "file", "manifest"])
+def test_what_is_in_the_place_of_a_returned_batch_is_refused_and_the_batch_comes_once_it_is_gone(
+    tmp_path: Path, kind: str, plant: str, at: str
+) -> None:
+    path = tmp_path / "store"
+    if kind == "queue":
+        with Queue(path) as queue:
+            queue.put_many([b"a", b"b"])
+    else:
+        with Topic(path) as topic:
+            topic.append(b"a")
+            topic.append(b"b")
+    with a_store(kind, path) as leasing:
+        batch = leasing.lease("first")
+        batch.nack("the cluster was gone")
+    directory = Path(batch.manifest_path).parent
+    files = {each.name: each for each in directory.iterdir()}
+    manifest = files.pop("manifest.json")
+    place = {"batches": directory.parent, "batch": directory, "file": min(files.values()), "manifest": manifest}[at]
+    kept = tmp_path / "kept"
+    place.rename(kept)
+    PLANTS[plant](place, kept)
+    with pytest.raises(BadPath, match="move it away"), a_store(kind, path) as leasing:
+        leasing.lease("second")
+    if place.is_dir() and not place.is_symlink():
+        place.rmdir()
+    else:
+        place.unlink()
+    kept.rename(place)
+    with a_store(kind, path) as leasing:
+        again = leasing.lease("third")
+        assert [bytes(getattr(record, "body", record)) for record in again] == [b"a", b"b"]
+        assert (again.id, again.attempt) == (batch.id, 2)
+        assert leasing.dead() == []
+        again.ack()
