@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +260,20 @@ def insert(path: Path, sections: dict[str, str], source: str) -> None:
         if not found:
             raise ValueError(f"{path} has no place for {name}")
     path.write_text(text)
+
+
+def keep(file: Path, machine: dict[str, Any], plan: dict[str, int], samples: dict[str, Any]) -> None:
+    """Write what was measured, and on what, as `publish` reads it."""
+    found = {"date": datetime.now(UTC).date().isoformat(), "machine": machine, "plan": plan, "samples": samples}
+    file.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def publish(file: Path, docs: Path | None, part: str, told: Callable[[dict[str, Any]], str]) -> None:
+    """Print what is told of the file, and put it into the document, if one is given."""
+    text = told(json.loads(file.read_text()))
+    print(text)
+    if docs is not None:
+        insert(docs, {part: text}, file.name)
 
 
 def write(results: Results, docs: Path) -> None:

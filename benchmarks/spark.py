@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -255,6 +254,8 @@ def main() -> None:
         hand_overs(Path(arguments.directory), whole=True)[arguments.case](spark)
         spark.stop()
         return
+    from benchmarks import report
+
     kept: Path = arguments.json or KEPT
     if not arguments.draw:
         with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
@@ -272,14 +273,8 @@ def main() -> None:
             samples = measure(Path(folder), arguments.records, arguments.repeats, partial(print, file=sys.stderr, flush=True))
         plan = {"records": arguments.records, "repeats": arguments.repeats}
         samples = {name: [round(seconds, 3) for seconds in found] for name, found in samples.items()}
-        found = {"date": datetime.now(UTC).date().isoformat(), "machine": machine, "plan": plan, "samples": samples}
-        kept.write_text(json.dumps(found, indent=1) + "\n")
-    stored = json.loads(kept.read_text())
-    print(told(stored))
-    if kept == KEPT:
-        from benchmarks import report
-
-        report.insert(ROOT / "docs/benchmarks.md", {PART: told(stored)}, KEPT.name)
+        report.keep(kept, machine, plan, samples)
+    report.publish(kept, ROOT / "docs/benchmarks.md" if kept == KEPT else None, PART, told)
 
 
 if __name__ == "__main__":

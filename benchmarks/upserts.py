@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import json
 import os
 import re
 import statistics
@@ -20,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -188,6 +186,8 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ["PYSPARK_PYTHON"] = sys.executable  # else the workers take python3 from PATH
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    from benchmarks import report
+
     kept: Path = arguments.json or KEPT
     if not arguments.draw:
         with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
@@ -196,14 +196,8 @@ def main() -> None:
             machine = describe(folder) | {name: version(name) for name in ("pyspark", "pyarrow", "pyiceberg", "deltalake")}
             samples = measure(Path(folder), arguments.rows, arguments.repeats)
         plan = {"rows": arguments.rows, "repeats": arguments.repeats}
-        found = {"date": datetime.now(UTC).date().isoformat(), "machine": machine, "plan": plan, "samples": samples}
-        kept.write_text(json.dumps(found, indent=1) + "\n")
-    stored = json.loads(kept.read_text())
-    print(told(stored))
-    if kept == KEPT:
-        from benchmarks import report
-
-        report.insert(ROOT / "docs/benchmarks.md", {PART: told(stored)}, KEPT.name)
+        report.keep(kept, machine, plan, samples)
+    report.publish(kept, ROOT / "docs/benchmarks.md" if kept == KEPT else None, PART, told)
 
 
 if __name__ == "__main__":
