@@ -267,12 +267,18 @@ def cluster(names: Names, home: Path) -> Iterator[None]:
     assert names["orders"].collect() == [(1, None)]
 
 
+def a_lake(names: Names, home: Path) -> dict[str, str]:
+    """The settings of the catalog `lake`, which the session has."""
+    (home / "lake").mkdir()
+    settings = {"type": "sql", "uri": f"sqlite:///{home}/lake/catalog.db", "warehouse": f"file://{home}/lake"}
+    for name, value in settings.items():
+        names["spark"].conf.set(f"spark.sql.catalog.lake.{name}", value)
+    return settings
+
+
 @example("from qewqew_spark.tables import append_once")
 def tables(names: Names, home: Path) -> Iterator[None]:
-    (home / "lake").mkdir()
-    catalog = {"type": "sql", "uri": f"sqlite:///{home}/lake/catalog.db", "warehouse": f"file://{home}/lake"}
-    for name, value in catalog.items():
-        names["spark"].conf.set(f"spark.sql.catalog.lake.{name}", value)
+    a_lake(names, home)
     names |= {"rows": names["spark"].range(3), "batch": SimpleNamespace(id="orders-3f9c")}
     yield
     assert not names["commit"].again
@@ -281,10 +287,7 @@ def tables(names: Names, home: Path) -> Iterator[None]:
 
 @example('changes = {"keys"')
 def upsert(names: Names, home: Path) -> Iterator[None]:
-    (home / "lake").mkdir()
-    catalog = {"type": "sql", "uri": f"sqlite:///{home}/lake/catalog.db", "warehouse": f"file://{home}/lake"}
-    for name, value in catalog.items():
-        names["spark"].conf.set(f"spark.sql.catalog.lake.{name}", value)
+    catalog = a_lake(names, home)
     rows = names["spark"].sql("SELECT * FROM VALUES (1, 1, 'I'), (1, 2, 'D'), (2, 1, 'U') AS t(id, changed, op)")
     names |= {"rows": rows, "batch": SimpleNamespace(id="orders-3f9c"), "append_once": append_once}
     yield
@@ -293,10 +296,7 @@ def upsert(names: Names, home: Path) -> Iterator[None]:
 
 @example("from pyiceberg.catalog import load_catalog")
 def branch(names: Names, home: Path) -> Iterator[None]:
-    (home / "lake").mkdir()
-    lake = {"type": "sql", "uri": f"sqlite:///{home}/lake/catalog.db", "warehouse": f"file://{home}/lake"}
-    for name, value in lake.items():
-        names["spark"].conf.set(f"spark.sql.catalog.lake.{name}", value)
+    lake = a_lake(names, home)
     names |= {"lake": lake, "rows": names["spark"].range(2), "batch": SimpleNamespace(id="b"), "append_once": append_once}
     append_once(names["spark"].range(5, 6), "lake.shop.orders", "before")
     yield
