@@ -174,13 +174,18 @@ def is_damaged(path: str, chunk_id: int, sign: IndexEntry) -> bool:
     """Whether a chunk of a snapshot that could not be read is damaged; else its records were taken, and its file was used again.
 
     ``sign``: the boundary at its head, by which it is known. Two chunks that began in the same file within a millisecond have the
-    same, so the file must also not be what the log says of it now.
+    same, so the file must also not be what the log says of it, at one look after the other: a queue in use may have used it again
+    since the last one.
     """
-    found = snapshot(path)
-    now = next((each for each in found.chunks if each.id == chunk_id and sign in each.pieces), None)
-    try:
+
+    def look() -> None:
+        found = snapshot(path)
+        now = next((each for each in found.chunks if each.id == chunk_id and sign in each.pieces), None)
         for _ in _pieces(paths.check_path(path), found, now) if now is not None else ():
             pass  # it is read in order to be verified
+
+    try:
+        look_again(look, (Corrupt, RecordsTaken))
     except (Corrupt, RecordsTaken):  # it is wrong, or its file is gone though the log has it
         return True
     return False

@@ -40,7 +40,7 @@ try:
     from qewqew_core.errors import BadArgument, Corrupt, QewQewError
     from qewqew_spark.data_source import register
     from qewqew_spark.jobs import records
-    from qewqew_spark.jobs.agreeing import agreed as fields_of
+    from qewqew_spark.jobs.agreeing import agreed
     from qewqew_spark.jobs.explaining import blamed_write, explain
     from qewqew_spark.jobs.fitting import unfit
     from qewqew_spark.jobs.output import BATCH, CODECS, SCHEMA_EVOLUTIONS, Option, Output, check_arguments, check_places
@@ -150,9 +150,9 @@ def run_in(
         policy = "merge" if schema_evolution == "rescue" and output.is_plain else schema_evolution
         return sink_of(spark, output, batches.manifests, policy)
 
-    def agreed(record: StructType, inferred: bool) -> StructType:
+    def agreeing(record: StructType, inferred: bool) -> StructType:
         if inferred or schema_evolution == "rescue":
-            return fields_of(record, chain(*places), schema_evolution, inferred)
+            return agreed(record, chain(*places), schema_evolution, inferred)
         return record
 
     places = [[] if output.route else [place_of(output)] for output in outputs]  # of each output, one for each route
@@ -160,9 +160,9 @@ def run_in(
         register(spark)
 
     def unfitting(fields: StructType, column: Callable[[str], Column]) -> Column | None:
-        return unfit(outputs, chain(*places), fold)(fields, column)
+        return unfit(outputs, chain(*places), fold, fields, column)
 
-    found = records.read(spark, batches, codec, given, options, unfitting, rescued, agreed)
+    found = records.read(spark, batches, codec, given, options, unfitting, rescued, agreeing)
     name = f"records of {batches.ids[0]}"
     seen = Observation(name)
     persisted: DataFrame | None = None

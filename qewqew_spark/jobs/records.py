@@ -26,10 +26,10 @@ from qewqew_core.secrecy import excerpt
 from qewqew_spark.jobs.explaining import blamed, blamed_write
 from qewqew_spark.jobs.output import BATCH, WHOLE
 from qewqew_spark.jobs.parsers import Csv, Json, Parser
-from qewqew_spark.jobs.untyped import has_untyped, retyped, untyped
+from qewqew_spark.jobs.untyped import has_untyped, untyped
 from qewqew_spark.options import Options
 from qewqew_spark.source.batches import RUN_BYTES, BatchReader, columns_of, reader, unnamed_text
-from qewqew_spark.tables.session import delete, exists, folding, listed, literal, make_private, quoted, rename, setting
+from qewqew_spark.tables.session import conformed, delete, exists, folding, listed, literal, make_private, quoted, rename, setting
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -215,7 +215,7 @@ def read(
 
     def seen(name: str, value: Column) -> Column:
         """The field as the view has it."""
-        return retyped(value, record[name].dataType, shown[name].dataType).alias(name)
+        return conformed(value, record[name].dataType, shown[name].dataType, str).alias(name)
 
     corrupt = "_corrupt_record"
     while corrupt in map(str.lower, record.names):

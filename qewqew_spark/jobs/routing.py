@@ -15,9 +15,8 @@ from pyspark.sql.types import DataType, NullType, StructField, StructType
 from qewqew_core.errors import BadArgument
 from qewqew_core.secrecy import excerpt
 from qewqew_spark.jobs.output import Output
-from qewqew_spark.jobs.untyped import retyped
 from qewqew_spark.tables.evolution import Fold
-from qewqew_spark.tables.session import quoted
+from qewqew_spark.tables.session import conformed, quoted
 
 MOST = 100  # routes of one batch: of a column that is a key, and not a kind of record, each value would become a table
 _SAFE = r"\A[A-Za-z0-9][A-Za-z0-9_-]{0,99}\z"  # cannot leave the directory, nor be hidden in it
@@ -39,7 +38,7 @@ class Routed(Output):
     def rows(self, table: DataFrame) -> DataFrame:
         """Those with the route. A field that none of them has is left without a type, which the table may know: see `untyped`."""
         columns = [
-            retyped(_column(each.name), each.dataType, to.dataType).alias(each.name)
+            conformed(_column(each.name), each.dataType, to.dataType, str).alias(each.name)
             for each, to in zip(table.schema, self.kind, strict=True)
         ]
         return table.where(self.takes(_column)).select(columns)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StringType, StructField, StructType
 
 from qewqew_spark.tables.evolution import Fold
-from qewqew_spark.tables.session import quoted
+from qewqew_spark.tables.session import conformed, quoted
 
 
 def untyped(inferred: DataType, filled: DataType | None) -> DataType:
@@ -46,7 +46,7 @@ def settle(
         for field in kind
     }
     kept = StructType([StructField(name, each) for name, each in columns.items() if each is not None])
-    made = [retyped(F.col(quoted(each.name)), kind[each.name].dataType, each.dataType).alias(each.name) for each in kept]
+    made = [conformed(F.col(quoted(each.name)), kind[each.name].dataType, each.dataType, str).alias(each.name) for each in kept]
     return table.select(made), left_out(kind, kept)
 
 
@@ -97,18 +97,3 @@ def _leaves(kind: DataType, at: str = "") -> Iterator[tuple[str, DataType]]:
             yield from _leaves(kind.valueType, f"{at}{{}}")
         case _:
             yield at, kind
-
-
-def retyped(value: Column, kind: DataType, to: DataType) -> Column:
-    """The value with what is without a type, or is to be, in the other type, and without the fields that this lacks."""
-    match kind, to:
-        case _ if kind == to:
-            return value
-        case StructType(), StructType():
-            fields = [retyped(value[each.name], kind[each.name].dataType, each.dataType).alias(each.name) for each in to]
-            return F.when(value.isNotNull(), F.struct(*fields))
-        case ArrayType(), ArrayType():
-            return F.transform(value, lambda element: retyped(element, kind.elementType, to.elementType))
-        case MapType(), MapType():
-            return F.transform_values(value, lambda _, each: retyped(each, kind.valueType, to.valueType))
-    return F.lit(None).cast(to)

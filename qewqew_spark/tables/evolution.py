@@ -43,19 +43,19 @@ def new_columns(
     type.
     """
     found = list(differences(there, batch, fold, same, into_structs=into_structs))
-    for name, old, now in found:
-        if old is not None and now is not None:
-            raise BadArgument(
-                f"{what}: the column {name!r} is {old.simpleString()} there and {now.simpleString()} in this batch; "
-                "cast it with 'sql', or write to another place"
-            )
     _refuse(found, policy, what)
     known = {fold(field.name) for field in there}
     return [field for field in batch if fold(field.name) not in known]
 
 
-def _refuse(found: Iterable[Difference], policy: str, what: str) -> None:
-    """Raise `BadArgument` for columns that only the table or only the batch has, if the policy says so."""
+def _refuse(found: Iterable[Difference], policy: str, what: str, widens: Same = lambda there, batch: False) -> None:
+    """Raise `BadArgument` for a type that cannot become the batch's, and, as the policy says, for what only one has."""
+    for name, old, now in found:
+        if old is not None and now is not None and not (policy == "merge" and widens(old, now)):
+            raise BadArgument(
+                f"{what}: the column {name!r} is {old.simpleString()} there and {now.simpleString()} in this batch; "
+                "cast it with 'sql', or write to another place"
+            )
     if policy == "fail" and (told := [f"{name!r} is {'new' if old is None else 'missing'}" for name, old, _ in found]):
         raise BadArgument(
             f"{what}: this batch has other columns than the table, and schema_evolution is 'fail': {', '.join(told)}"
@@ -104,13 +104,7 @@ def evolved(
     wider where ``widens`` says that the format can do that. Raises `BadArgument` as `new_columns`.
     """
     found = list(differences(there, batch, fold, fits, into_structs=True, cases=False))
-    for name, old, now in found:
-        if old is not None and now is not None and (policy != "merge" or not widens(old, now)):
-            raise BadArgument(
-                f"{what}: the column {name!r} is {old.simpleString()} there and {now.simpleString()} in this batch; "
-                "cast it with 'sql', or write to another place"
-            )
-    _refuse(found, policy, what)
+    _refuse(found, policy, what, widens)
     if policy == "ignore":
         return there, [name for name, old, _ in found if old is None]
     joined = _joined(there, batch, fold)

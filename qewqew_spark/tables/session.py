@@ -14,7 +14,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructField, StructType
 
 from qewqew_spark.tables.evolution import Fold
 
@@ -29,10 +29,15 @@ def quoted(name: str) -> str:
 
 
 def conformed(value: Column, kind: DataType, to: DataType, fold: Fold) -> Column:
-    """The value in the type of a table's column, which may have more fields, wider ones and others in another case or order."""
+    """The value in another type, as of a table's column: with more fields, fewer, wider ones, in another case or order.
+
+    What is without a type, or is to be, is null.
+    """
     match kind, to:
         case _ if kind == to:
             return value
+        case (NullType(), _) | (_, NullType()):
+            return F.lit(None).cast(to)
         case StructType(), StructType():
             known = {fold(field.name): field for field in kind}
             fields = [

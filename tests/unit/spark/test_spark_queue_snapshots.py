@@ -170,6 +170,27 @@ def test_damage_is_damage_whatever_the_option_says(tmp_path):
             Read(tmp_path / "q.qew", failOnDataLoss=flag).rows()
 
 
+def test_a_chunk_that_is_used_again_at_each_look_but_the_last_is_not_damaged(tmp_path, monkeypatch):
+    """A look at a queue in use may find a file between two uses: only what is wrong at each look is damage."""
+    path, real, looks = tmp_path / "q.qew", inspection._pieces, 0
+
+    def pieces(*arguments):
+        nonlocal looks
+        looks += 1
+        if looks < 5:
+            raise Corrupt("the file was used again", path=str(path))
+        return real(*arguments)
+
+    with Queue(path) as queue:
+        queue.put_many([b"a"] * 10)
+        (now,) = inspection.snapshot(str(path)).chunks
+        monkeypatch.setattr(inspection, "_pieces", pieces)
+        assert not inspection.is_damaged(str(path), now.id, now.pieces[0])
+        assert looks == 5
+        looks = -10
+        assert inspection.is_damaged(str(path), now.id, now.pieces[0])
+
+
 WRITER = """
     import itertools, sys
     from qewqew_core import Queue
