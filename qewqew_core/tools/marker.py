@@ -14,6 +14,7 @@ import re
 import uuid
 
 from qewqew_core.arguments import check_group
+from qewqew_core.disk.directories import FOR_GROUP
 from qewqew_core.disk.files import SMALL, files_of, look_into, read_whole, write_new
 from qewqew_core.disk.opening import opening
 from qewqew_core.errors import BadArgument, BadPath, Corrupt
@@ -45,6 +46,9 @@ def init(directory: str, id: str | None = None, group: str | None = None) -> tup
     with opening(directory, "directory"):
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory, 0o700)
+            if members is not None:
+                os.chown(directory, -1, members)
+                os.chmod(directory, FOR_GROUP[True])
         files = files_of(None, directory, file, group=members)
         with files.entered():
             made = False

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from qewqew_core import BadArgument, BadPath
+from qewqew_core import BadArgument, BadPath, Queue
 from qewqew_core.cli.main import app
 from qewqew_core.tools import listing, marker
 
@@ -42,6 +42,16 @@ def test_directories_have_ids_of_their_own_or_the_one_that_was_given(tmp_path: P
         with pytest.raises(BadArgument, match="the id must be 1 to 100 letters"):
             marker.init(str(tmp_path / "e"), wrong)
     assert not (tmp_path / "e").exists()
+
+
+def test_a_group_shares_the_directory_and_its_marker(tmp_path: Path) -> None:
+    place, group = tmp_path / "queues", os.getegid()
+    known, _ = marker.init(str(place), group=str(group))
+    for each, mode in (place, 0o2770), (place / marker.NAME, 0o660):
+        assert (stat.S_IMODE(each.stat().st_mode), each.stat().st_gid) == (mode, group)
+    assert marker.id_of(str(place)) == known
+    with Queue(place / "orders", group=str(group)) as queue:
+        queue.put(b"a")
 
 
 def test_many_at_once_give_a_directory_one_id(tmp_path: Path) -> None:
