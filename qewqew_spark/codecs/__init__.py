@@ -19,6 +19,8 @@ NO_OBJECT = "not a JSON object"
 MALFORMED = "malformed JSON"
 MISFIT = "a value does not fit the schema"
 
+Places = list[tuple[str, str]]  # of values, each with its text as JSON
+
 
 @dataclass(frozen=True)
 class Decoded:
@@ -27,8 +29,8 @@ class Decoded:
     columns: list[pa.Array]  # the fields, in the order of the schema
     records: npt.NDArray[np.int64]  # of each row the number of its record
     reasons: dict[int, str] = field(default_factory=dict)  # of rows of corrupt records: why they are
-    # Of rows of other records: what the fields do not name, as JSON by its place. Empty unless `decode` is asked for it.
-    unnamed: dict[int, dict[str, str]] = field(default_factory=dict)
+    # Of rows of other records: what the fields do not name. Empty unless `decode` is asked for it.
+    unnamed: dict[int, Places] = field(default_factory=dict)
     unseen: int = 0  # rows that have some, too, and were not looked at
 
 

@@ -88,7 +88,7 @@ class JsonCodec:
             return decoded
         some = sorted(runs.beyond)[: max(0, most - len(decoded.unnamed))]
         looked = sorted({*some, *runs.unsure})
-        objects = [parse(data) for data in values.take(pa.array(looked)).to_pylist()]
+        objects = [parse(data) for data in values.take(pa.array(looked, pa.int64())).to_pylist()]
         found, _ = beyond(objects, self._names, (), len(looked), of_json)
         rows = np.searchsorted(decoded.records, looked)
         there = {int(rows[at]): each for at, each in found.items()}

@@ -92,7 +92,8 @@ def run(
     gets as ``batch.sparkSession``.
 
     Raises `BadArgument` and `BadManifest` before anything is written, `TooManyBadRecords`, `BatchConflict` if a table has
-    some of several batches already, and what Spark raises when a write fails (then the same call may be made again).
+    some of several batches already, or the batch from a run in which other records were bad, and what Spark raises when a write
+    fails (then the same call may be made again).
     """
     try:
         with copy_of(spark) as session:
@@ -180,6 +181,10 @@ def run_in(
             if made[number] and first[number] == early:
                 rows[number] = _write(sinks[number], tables[number])
 
+    def judged(bad: str) -> None:
+        for sink in sinks:
+            sink.judged(bad)
+
     try:
         if found.rows is not None and any(output.route for output in outputs):
             persisted = found.rows.persist(StorageLevel.MEMORY_AND_DISK)
@@ -203,8 +208,9 @@ def run_in(
                     made[number] = True
                     sink.check(tables[number])
         # What nobody sees before its commit, or what a failure leaves as it was, is written in the pass that counts the records.
+        again = any(sink.again for sink in sinks)  # then the bad records may be the wrong ones
         first = [
-            columns and (sink.staged or (max_bad_records is None and sink.atomic()))
+            columns and (sink.staged or (max_bad_records is None and not again and sink.early()))
             for sink, columns in zip(sinks, made, strict=True)
         ]
         try:
@@ -219,10 +225,12 @@ def run_in(
             counts = {} if good is None else observed(seen)
             if (counts.get("read"), counts.get("bad")) == (batches.records, 0):
                 reasons: dict[str, int] = {}
+                judged("0")
                 records.clear(spark, quarantine, batches)  # of an earlier run, under another schema
             else:  # some are bad; or a query has not read all, or reads some twice, or a lost task was counted twice
-                reasons, again = found.set_aside(spark, quarantine)
-                counts = {**counts, "unnamed": again["unnamed"]} if "unnamed" in again else counts
+                reasons, seen_again = found.set_aside(spark, quarantine, judged)
+                if counts.get("read") != batches.records and "unnamed" in seen_again:
+                    counts = {**counts, "unnamed": seen_again["unnamed"]}
             bad = sum(reasons.values())
             if counts.get("read") == batches.records and counts["bad"] != bad:
                 raise Corrupt(f"{counts['bad']} bad records were found first, and {bad} then", path=str(batches))

@@ -102,15 +102,17 @@ class Records:
     def _told(self) -> list[Column]:
         return [] if self.unnamed is None else [F.concat_ws("\n", F.collect_list(self.unnamed)).alias("unnamed")]
 
-    def set_aside(self, spark: SparkSession, quarantine: str) -> tuple[dict[str, int], dict[str, Any]]:
+    def set_aside(
+        self, spark: SparkSession, quarantine: str, judged: Callable[[str], None]
+    ) -> tuple[dict[str, int], dict[str, Any]]:
         """Put the records that do not decode into the directory, as ``batch=<id>``, in place of what an earlier run put there.
 
-        Returns how many, by the kind of reason, and what `good` reports. Raises `Corrupt` if these are not all records of the
-        batches.
+        ``judged``: is told which these are, see `Append.bad`, and may raise, while that is still there. Returns how many, by the
+        kind of reason, and what `good` reports. Raises `Corrupt` if these are not all records of the batches.
         """
         seen = Observation()
-        judged = self.judge().observe(seen, F.count(F.lit(1)).alias("read"), *self._told()).drop(UNNAMED)
-        bad = judged.where(F.col("reason").isNotNull())
+        rows = self.judge().observe(seen, F.count(F.lit(1)).alias("read"), *self._told()).drop(UNNAMED)
+        bad = rows.where(F.col("reason").isNotNull())
         if self.located is not None:
             bad = bad.withColumn("reason", self.located)
         mine = f".{BATCH}={self.batches.ids[0]}~"
@@ -128,7 +130,11 @@ class Records:
             if (read := counts.get("read")) != self.batches.records:
                 raise Corrupt(f"{read} records were read, the manifest says {self.batches.records}", path=str(self.batches))
             kind = F.substring_index("reason", ": ", 1).alias("kind")
-            counted = spark.read.schema(judged.schema).parquet(literal(staging)).groupBy(kind).count().collect()
+            hashes = F.sum(F.xxhash64(BATCH, "value").cast("decimal(20, 0)"))  # the same in whatever order
+            groups = spark.read.schema(rows.schema).parquet(literal(staging)).groupBy(kind)
+            counted = groups.agg(F.count(F.lit(1)).alias("count"), hashes.alias("hashes")).collect()
+            hashed = sum(int(row["hashes"]) for row in counted) % 2**64
+            judged(f"{count} {hashed:016x}" if (count := sum(row["count"] for row in counted)) else "0")
             clear(spark, quarantine, self.batches)
             for name in listed(spark, staging):
                 if name.startswith(f"{BATCH}="):
@@ -218,7 +224,7 @@ def read(
         return conformed(value, record[name].dataType, shown[name].dataType, str).alias(name)
 
     corrupt = "_corrupt_record"
-    while corrupt in map(str.lower, record.names):
+    while corrupt in map(str.lower, (*record.names, rescued or "")):
         corrupt += "_"
     fields = StructType([field for field in record if field.name != METADATA])
 

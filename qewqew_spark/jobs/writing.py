@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
+from typing import Any
 
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
@@ -26,8 +27,9 @@ from qewqew_spark.jobs.explaining import blamed
 from qewqew_spark.jobs.kept import OWN, KeptColumns
 from qewqew_spark.jobs.output import BATCH, FILE_FORMATS, SHOWN_FORMATS, Output
 from qewqew_spark.jobs.untyped import has_untyped, settle
-from qewqew_spark.tables.append import append_to
+from qewqew_spark.tables.append import Commit, append_to
 from qewqew_spark.tables.evolution import Fold, Same, differences, holds, new_columns
+from qewqew_spark.tables.marks import Found
 from qewqew_spark.tables.session import columns_ddl, delete, exists, folding, listed, quoted, rename, setting
 
 TYPED_FILES = {"parquet", "orc"}  # tell the types of their columns
@@ -54,7 +56,7 @@ class Sink(ABC):
         self.untyped: list[str] = []  # fields that are not written, because neither a record nor the table has their type
 
     @property
-    def place(self) -> dict[str, str | None]:
+    def place(self) -> dict[str, Any]:
         """Where the rows are, for the result."""
         return {"path": self.output.path, "table": self.output.table}
 
@@ -72,9 +74,22 @@ class Sink(ABC):
     def abort(self) -> None:  # noqa: B027
         """Remove what was written and not committed."""
 
-    def atomic(self) -> bool:
-        """Does a failed write to a sink that is not `staged` leave the rows of an earlier run of the batch?"""
+    @property
+    def again(self) -> bool:
+        """Do the rows of an earlier run of the batch stay?"""
+        return False
+
+    def early(self) -> bool:
+        """May a sink that is not `staged` be written before it is known which records are bad? Only if a failure leaves the rows
+        of an earlier run of the batch.
+        """
         return True
+
+    def judged(self, bad: str) -> None:  # noqa: B027
+        """Know which records of the batch are `Append.bad`, before `commit`, and before the quarantine has them.
+
+        Raises `BatchConflict` if the rows of an earlier run stay, and other records were bad then.
+        """
 
     def clear(self) -> None:
         """Remove what an earlier run of the batch wrote: this one has no columns to write."""
@@ -221,11 +236,16 @@ class Once(Sink):
             since=min(datetime.fromisoformat(batch.created) for batch in batches),
         )
         self.staged = self._append.staged
-        self._snapshot: str | None = None
+        self._found: Found | None = None
 
     @property
-    def place(self) -> dict[str, str | None]:
-        return {**super().place, "snapshot": self._snapshot}
+    def place(self) -> dict[str, Any]:
+        found = self._found
+        return {**super().place, "snapshot": found and found.snapshot, "again": self.again}
+
+    @property
+    def again(self) -> bool:
+        return self._found is not None and not self._found.ours
 
     @property
     def left_out(self) -> list[str]:
@@ -245,26 +265,47 @@ class Once(Sink):
         return [*rest, *(StructField(name, StringType(), False) for name in self.output.keys)]  # the last of a name counts
 
     def check(self, table: DataFrame) -> None:
-        self._there(self._append.committed())
-        if self._snapshot is None:
+        found = self._append.committed()
+        self._alone(found)
+        self._found = found.get(self.batch)
+        if self._found is None:
             self._append.check(table.schema)
 
-    def _there(self, committed: Mapping[str, str]) -> None:
-        if committed and len(self._append.batches) > 1:
-            raise BatchConflict(f"{self._append.what} has {len(committed)} of these batches already; nothing was added")
-        self._snapshot = committed.get(self.batch)
+    def _alone(self, found: Collection[str]) -> None:
+        if found and len(self._append.batches) > 1:
+            raise BatchConflict(f"{self._append.what} has {len(found)} of these batches already; nothing was added")
+
+    def early(self) -> bool:
+        return False  # a commit says which records are bad
+
+    def judged(self, bad: str) -> None:
+        self._append.bad = bad
+        if self._found is not None:
+            self._agrees(self._found)
+
+    def _agrees(self, there: Found | Commit) -> None:
+        """The rows of the commit are those of this run."""
+        if there.bad not in (None, self._append.bad):
+            raise BatchConflict(
+                f"{self._append.what} has the batch {self.batch} since an earlier run (commit {there.snapshot}), in which other "
+                f"records were bad: {there.bad.split()[0]} then, {str(self._append.bad).split()[0]} now. The rows of that run "
+                "stay, so this one would lose records. Run the batch with the schema and the options of "
+                "that run; then put what its quarantine holds into the queue again, for a run with the new ones"
+            )
 
     def write(self, rows: DataFrame) -> None:
-        if self._snapshot is None:
+        if self._found is None:
             self._append.write(rows)
         else:  # but for its rows, which are counted
             rows.write.format("noop").mode("overwrite").save()
 
     def commit(self) -> None:
-        if self._snapshot is None:
+        if self._found is None:
             commit = self._append.commit()
-            self._there(dict.fromkeys(commit.batches if commit.again else (), commit.snapshot))
-            self._snapshot = commit.snapshot
+            if commit.again:
+                self._alone(commit.batches)
+                self._agrees(commit)
+            self._found = Found(commit.snapshot, ours=not commit.again)
 
     def abort(self) -> None:
         self._append.abort()
@@ -308,7 +349,7 @@ class Table(Sink):
             insert = f"INSERT OVERWRITE TABLE {name} PARTITION ({spec}) SELECT * FROM {{rows}}"  # noqa: S608
             self.spark.sql(insert, rows=rows.drop(BATCH))
 
-    def atomic(self) -> bool:
+    def early(self) -> bool:
         # Spark's own tables lose the partition first.
         if self.existing is None:
             return True
@@ -333,5 +374,5 @@ class Appended(Sink):
     def write(self, rows: DataFrame) -> None:
         self.writer(rows).mode("append").save()
 
-    def atomic(self) -> bool:
+    def early(self) -> bool:
         return self.output.format.lower() in SHOWN_FORMATS

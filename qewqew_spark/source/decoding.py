@@ -157,12 +157,17 @@ def _summary(decoded: Decoded) -> dict[int, str]:
         return {}
     names = Counter[str]()
     for found in decoded.unnamed.values():
-        names.update({_PLACES.sub(lambda place: place[0][0] + place[0][-1], name)[:NAME] for name in found})
+        names.update({_PLACES.sub(_anywhere, place)[:NAME] for place, _ in found})
     told = {"records": len(decoded.unnamed) + decoded.unseen, "fields": dict(names.most_common(NAMES))}
     return {0: json.dumps(told)}
 
 
-_PLACES = re.compile(r"\[\d+\]|\{[^{}]*\}")  # of an element, or of a value in a map
+# In a place: an element, a value in a map, or a name that is spelled as a text.
+_PLACES = re.compile(r"""\[\d+\]|\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}|"(?:[^"\\]|\\.)*\"""")
+
+
+def _anywhere(place: re.Match[str]) -> str:
+    return place[0] if place[0].startswith('"') else place[0][0] + place[0][-1]
 
 
 def _sparse(values: dict[int, Any], rows: int, kind: pa.DataType) -> pa.Array:

@@ -36,14 +36,12 @@ from qewqew_core.errors import BadArgument
 from qewqew_core.secrecy import excerpt
 from qewqew_spark.tables.evolution import evolved, fits, new_columns
 from qewqew_spark.tables.limits import checked, misfit_in
+from qewqew_spark.tables.marks import ATTEMPT, BAD, BATCH_ID, BATCH_IDS, Found
 from qewqew_spark.tables.session import conformed, delete, files_below, folding, quoted, setting
 from qewqew_spark.tables.upsert import DELETED, Upsert
 
 FORMATS = {"iceberg": "Iceberg", "delta": "Delta"}
 COMMITS = "driver", "spark"
-BATCH_ID = "qewqew.batch-id"  # in what a commit says of itself
-BATCH_IDS = "qewqew.batch-ids"  # instead, where there are several: as JSON
-ATTEMPT = "qewqew.attempt"  # which of the runs of the batch
 TRIES = 100  # of a commit that others are faster with
 # What a Parquet file must be like for other readers: no INT96, no lists and decimals of old, dates and times as they are.
 _SETTINGS = {
@@ -60,31 +58,18 @@ class Commit:
     """The commit of a table that has the batch: ``snapshot`` is its id in Iceberg, its version in Delta.
 
     ``again``: it was there already, and nothing was added. ``batches``: those of the call that this commit has. Others, of
-    several, were in the table before.
+    several, were in the table before. ``bad``: see `Append`.
     """
 
     table: str
     snapshot: str
     again: bool
     batches: tuple[str, ...]
+    bad: str | None = None
 
 
 class TooManyConflicts(OSError):
     """Other commits came first each time. Nothing was added; you can make the same call again."""
-
-
-def marks_in(text: str | None) -> dict[str, str]:
-    """`Append.marks` as JSON; nothing if somebody else wrote the text."""
-    try:
-        found = json.loads(text or "null")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def named(marks: Mapping[str, str]) -> list[str]:
-    """The batches that a commit with these marks has."""
-    return json.loads(marks[BATCH_IDS]) if BATCH_IDS in marks else [marks[BATCH_ID]] if BATCH_ID in marks else []
 
 
 class Append(ABC):
@@ -94,6 +79,8 @@ class Append(ABC):
     ``partition_by`` and ``properties``. ``batches``: each names a batch, and nothing else ever. ``schema_evolution``: "merge",
     "fail" or "ignore", as of the job. ``since``: when the oldest of the batches was made. Where the table has forgotten
     commits since then, a warning is logged. ``branch``: of an Iceberg table, which has it already; None: its main one.
+
+    ``bad``: may be set before the commit, which then says it: which records of the batches are not in the rows.
     """
 
     kind: str
@@ -121,6 +108,7 @@ class Append(ABC):
         self.branch = branch
         self.left_out: list[str] = []  # columns that are not written, because the table lacks them
         self.attempt = uuid.uuid4().hex
+        self.bad: str | None = None
 
     @property
     def what(self) -> str:
@@ -130,7 +118,7 @@ class Append(ABC):
     def marks(self) -> dict[str, str]:
         """What the commit says of itself."""
         batches = {BATCH_ID: self.batches[0]} if len(self.batches) == 1 else {BATCH_IDS: json.dumps(self.batches)}
-        return {**batches, ATTEMPT: self.attempt}
+        return {**batches, ATTEMPT: self.attempt, **({} if self.bad is None else {BAD: self.bad})}
 
     @abstractmethod
     def there(self) -> StructType | None:
@@ -155,12 +143,11 @@ class Append(ABC):
         """Remove what was written and not committed."""
 
     @abstractmethod
-    def _find(self) -> dict[str, tuple[str, bool]]:
-        """Those of the batches that the table has now: the snapshot, and whether what this attempt wrote is in it."""
+    def committed(self) -> dict[str, Found]:
+        """Those of the batches that the table has, looked up now."""
 
-    def committed(self) -> dict[str, str]:
-        """Those of the batches that the table has, looked up now, and the snapshots."""
-        return {batch: snapshot for batch, (snapshot, _) in self._find().items()}
+    def _found(self, snapshot: str, marks: Mapping[str, str]) -> Found:
+        return Found(snapshot, marks.get(ATTEMPT) == self.attempt, marks.get(BAD))
 
     def check(self, columns: StructType) -> None:
         """Raises `BadArgument` if they do not fit to those of the table."""
@@ -204,11 +191,12 @@ class Append(ABC):
         )
 
     def commit_once(self, add: Callable[[], bool]) -> Commit:
-        """`_find`, and where nothing is found, ``add``, by turns. ``add`` says False if others were faster."""
+        """`committed`, and where nothing is found, ``add``, by turns. ``add`` says False if others were faster."""
         for number in range(TRIES):
-            if found := self._find():
-                snapshot, ours = next(iter(found.values()))
-                return Commit(self.table, snapshot, not ours, tuple(batch for batch in self.batches if batch in found))
+            if found := self.committed():
+                first = next(iter(found.values()))
+                batches = tuple(batch for batch in self.batches if batch in found)
+                return Commit(self.table, first.snapshot, not first.ours, batches, first.bad)
             if not add():
                 time.sleep(random.uniform(0, min(0.05 * 2**number, 2)))  # noqa: S311
         raise TooManyConflicts(f"{self.what}: gave up after {TRIES} tries, because others committed first each time")
@@ -251,7 +239,7 @@ class StagedAppend(Append):
 
     @abstractmethod
     def _add(self, files: Sequence[tuple[str, int]]) -> bool:
-        """Commit these files (place below the table, bytes) in the batch's name. False: the table has changed since `_find`."""
+        """Commit these files (place below the table, bytes) in the batch's name. False: the table has changed since the look."""
 
     @abstractmethod
     def _merge(self, files: Sequence[tuple[str, int]], keys: Sequence[str]) -> None:
@@ -485,7 +473,7 @@ def append_once(
         there = append.committed()
         missing = [batch for batch in batches if batch not in there]
         if not missing:
-            return Commit(table, there[batches[0]], True, tuple(batches))
+            return Commit(table, there[batches[0]].snapshot, True, tuple(batches))
         if there:
             append = append_to(spark, table, missing, format, commit, **options)
         try:

@@ -19,9 +19,10 @@ from pyspark.sql.types import StructField, StructType
 
 from qewqew_core.errors import BadArgument
 from qewqew_core.secrecy import excerpt
-from qewqew_spark.tables.append import ATTEMPT, BATCH_ID, BATCH_IDS, Append, Commit, marks_in, named
+from qewqew_spark.tables.append import Append, Commit
 from qewqew_spark.tables.evolution import relaxed
 from qewqew_spark.tables.limits import misfit_in
+from qewqew_spark.tables.marks import BATCH_ID, BATCH_IDS, Found, marks_in, named
 from qewqew_spark.tables.session import columns_ddl, exists, folding, missing_format, quoted
 
 
@@ -37,7 +38,7 @@ class BySpark(Append):
 
     @abstractmethod
     def _try(self, rows: DataFrame, new: list[StructField]) -> None:
-        """Append the rows, and add missing columns to the table. Raises if the table has changed since `_find`."""
+        """Append the rows, and add missing columns to the table. Raises if the table has changed since `committed`."""
 
     def write(self, rows: DataFrame) -> None:
         self.check(rows.schema)
@@ -87,7 +88,7 @@ class IcebergBySpark(BySpark):
     def there(self) -> StructType | None:
         return self.spark.table(self._name).schema if self.spark.catalog.tableExists(self._name) else None
 
-    def _find(self) -> dict[str, tuple[str, bool]]:
+    def committed(self) -> dict[str, Found]:
         self._start = None
         if not self.spark.catalog.tableExists(self._name):
             return {}
@@ -96,12 +97,12 @@ class IcebergBySpark(BySpark):
         for row in self.spark.sql(f"SELECT snapshot_id FROM {self._name}.refs WHERE name = 'main'").collect():  # noqa: S608
             self._start = str(row.snapshot_id)
         snapshots = self.spark.table(f"{self._name}.snapshots")
-        wanted, found = set(self.batches), dict[str, tuple[str, bool]]()
+        wanted, found = set(self.batches), dict[str, Found]()
         summary = F.col("summary")
         marked = summary.getItem(BATCH_IDS).isNotNull() | summary.getItem(BATCH_ID).isin(*wanted)
         for row in snapshots.where(marked).select("snapshot_id", "summary").collect():
             for batch in wanted.intersection(named(row.summary)):
-                found[batch] = str(row.snapshot_id), row.summary.get(ATTEMPT) == self.attempt
+                found[batch] = self._found(str(row.snapshot_id), row.summary)
         if len(found) < len(wanted):
             oldest = snapshots.orderBy("committed_at").select(F.unix_millis("committed_at").alias("at"), "parent_id").first()
             if oldest is not None and oldest.parent_id is not None:
@@ -169,7 +170,7 @@ class DeltaBySpark(BySpark):
     def _is_there(self) -> bool:
         return exists(self.spark, f"{self.table.rstrip('/')}/_delta_log")
 
-    def _find(self) -> dict[str, tuple[str, bool]]:
+    def committed(self) -> dict[str, Found]:
         (batch,) = self.batches
         if self._is_there():
             try:
@@ -182,9 +183,9 @@ class DeltaBySpark(BySpark):
             for version, text in history.where(F.col("userMetadata").contains(BATCH_ID)).collect():
                 marks = marks_in(text)
                 if batch in named(marks):
-                    return {batch: (str(version), marks.get(ATTEMPT) == self.attempt)}
+                    return {batch: self._found(str(version), marks)}
         # Committed, but not in the history: the log has had the transaction for longer than that.
-        return {batch: ("", False)} if self._done else {}
+        return {batch: Found("")} if self._done else {}
 
     def _try(self, rows: DataFrame, new: list[StructField]) -> None:
         writer = rows.write.format("delta").mode("append")

@@ -28,8 +28,9 @@ from pyspark.sql.types import BooleanType, DateType, DecimalType, IntegralType, 
 from qewqew_core.errors import BadArgument
 from qewqew_core.limits import now_ms
 from qewqew_core.secrecy import excerpt
-from qewqew_spark.tables.append import ATTEMPT, StagedAppend, marks_in, named
+from qewqew_spark.tables.append import StagedAppend
 from qewqew_spark.tables.evolution import relaxed
+from qewqew_spark.tables.marks import Found, marks_in, named
 from qewqew_spark.tables.merging import Merge, Range, copy_rows
 from qewqew_spark.tables.statistics import statistics
 
@@ -63,16 +64,16 @@ class DeltaAppend(StagedAppend):
             raise FileNotFoundError(f"there is no Delta table at {self.table}")
         return table
 
-    def _find(self) -> dict[str, tuple[str, bool]]:
+    def committed(self) -> dict[str, Found]:
         table = self._load()
         if table is None:
             return {}
         # Without a version: committed long ago.
-        found = {batch: ("", False) for batch in self.batches if table.transaction_version(_application(batch)) is not None}
+        found = {batch: Found("") for batch in self.batches if table.transaction_version(_application(batch)) is not None}
         for commit in table.history(1000) if found else ():
             marks = marks_in(commit.get("userMetadata"))
             for batch in found.keys() & named(marks):
-                found[batch] = str(commit["version"]), marks.get(ATTEMPT) == self.attempt
+                found[batch] = self._found(str(commit["version"]), marks)
         return found
 
     def there(self) -> StructType | None:

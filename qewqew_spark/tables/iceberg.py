@@ -30,9 +30,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_core.secrecy import excerpt
-from qewqew_spark.tables.append import ATTEMPT, StagedAppend, TooManyConflicts, named
+from qewqew_spark.tables.append import StagedAppend, TooManyConflicts
 from qewqew_spark.tables.data_files import Written, copied, path_to, with_ids
 from qewqew_spark.tables.evolution import fits, relaxed
+from qewqew_spark.tables.marks import Found, named
 from qewqew_spark.tables.merging import Merge, Range, copy_rows
 from qewqew_spark.tables.partitions import PARTITION, parted, transform_of
 from qewqew_spark.tables.session import quoted
@@ -92,14 +93,14 @@ class IcebergAppend(StagedAppend):
             raise NoSuchTableError(f"Table does not exist: {self.table}")
         return table
 
-    def _find(self) -> dict[str, tuple[str, bool]]:
+    def committed(self) -> dict[str, Found]:
         table = self._load()
         snapshots = [] if table is None else table.metadata.snapshots
-        wanted, found = set(self.batches), dict[str, tuple[str, bool]]()
+        wanted, found = set(self.batches), dict[str, Found]()
         for snapshot in snapshots:
             marks = snapshot.summary.additional_properties if snapshot.summary is not None else {}
             for batch in filter(wanted.__contains__, named(marks)):
-                found[batch] = str(snapshot.snapshot_id), marks.get(ATTEMPT) == self.attempt
+                found[batch] = self._found(str(snapshot.snapshot_id), marks)
         oldest = min(snapshots, key=lambda snapshot: snapshot.timestamp_ms, default=None)
         # There were others before it.
         forgotten = oldest is not None and (oldest.parent_snapshot_id is not None or (oldest.sequence_number or 0) > 1)

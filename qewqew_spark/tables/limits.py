@@ -107,7 +107,8 @@ def beyond_part(value: Column, kind: DataType, name: str, width: int | None) -> 
             reason = F.when((escaped > _LONGEST_NAME) | F.contains(value, F.lit("\0")), said)
     elif type(kind) in _LEAST or isinstance(kind, DecimalType):
         digits, scale = (kind.precision, kind.scale) if isinstance(kind, DecimalType) else (0, 0)
-        least = Decimal(_LEAST.get(type(kind), 1 - 10**digits) + width - 1).scaleb(-scale, Context(prec=40))
+        most = -_LEAST.get(type(kind), 1 - 10**digits) // width  # what `truncate` makes is a multiple of the width
+        least = Decimal(-most * width).scaleb(-scale, Context(prec=40))
         shown = F.concat(F.lit(f"{MISFIT}: {name}: "), value.cast("string"), F.lit(f" is too small for truncate({width}, …)"))
         reason = F.when(value < F.lit(str(least)).cast(f"decimal(38, {scale})"), shown)
     return reason

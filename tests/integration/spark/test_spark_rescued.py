@@ -55,6 +55,14 @@ def test_sparks_own_parser_of_json_keeps_it_too(spark, tmp_path):
     assert texts == [None, '{"more": {"a":1.0}}']
 
 
+def test_all_names_are_told_when_there_is_a_bad_record_too(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", [*(b'{"id":1,"x%d":1}' % number for number in range(40)), b'{"id":"x","y":1}'])
+    result = run(spark, str(batch), [Output(str(tmp_path / "out"))], schema="id INT", rescued="_corrupt_record")
+    assert (result["bad"], result["unnamed"]) == (1, {"records": 40, "fields": {f"x{number}": 1 for number in range(40)}})
+    texts = pq.read_table(tmp_path / "out")["_corrupt_record"].to_pylist()  # a name like any other
+    assert sorted(texts) == sorted(f'{{"x{number}": 1}}' for number in range(40))
+
+
 @pytest.mark.parametrize("name", ["ID", "_metadata", "_corrupt_reason"])
 def test_the_column_must_have_a_name_of_its_own(spark, tmp_path, name):
     batch = make_batch(tmp_path / "b", [b'{"id":1}'])

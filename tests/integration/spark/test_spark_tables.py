@@ -20,11 +20,12 @@ from other_driver import OtherDriver, results
 from spark_batches import make_batch
 from spark_lake import Lake
 
-from qewqew_core import BadArgument, Topic
+from qewqew_core import BadArgument, BatchConflict, Topic
 from qewqew_spark.data_source import register
 from qewqew_spark.jobs import batch as job
 from qewqew_spark.jobs.batch import TooManyBadRecords, run
 from qewqew_spark.jobs.output import Output
+from qewqew_spark.jobs.writing import Once
 from qewqew_spark.tables import append_once, append_to
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -141,14 +142,14 @@ def test_files_of_a_commit_of_which_nobody_knows_are_kept(lake: Lake, kind: str,
 def test_files_of_a_commit_stay_when_the_look_after_it_fails(lake: Lake, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     append = append_to(lake.session, lake.name(kind), "orders-1", kind)
     append.write(lake.session.range(3))
-    find, looks = append._find, iter([True, False])
+    find, looks = append.committed, iter([True, False])
 
     def failing() -> Any:
         if next(looks):
             return find()
         raise ConnectionError("the catalog is gone")
 
-    monkeypatch.setattr(append, "_find", failing)
+    monkeypatch.setattr(append, "committed", failing)
     with pytest.raises(ConnectionError):
         append.commit()
     append.abort()
@@ -423,6 +424,49 @@ def test_the_job_appends_each_batch_once(lake: Lake, kind: str, tmp_path: Path) 
     ]
     snapshots = [result["outputs"][0]["snapshot"] for result in results]
     assert snapshots[0] == snapshots[2] != snapshots[1]
+
+
+@KINDS
+def test_a_run_in_which_other_records_are_bad_loses_none_of_them(lake: Lake, kind: str, tmp_path: Path) -> None:
+    batch = make_batch(tmp_path / "b1", lines({"id": 1, "a": 5}, {"id": 2, "a": "five"}, {"id": 3, "a": 6}))
+    files, aside = str(tmp_path / "files"), str(tmp_path / "aside")
+    outputs = [output_of(lake, kind), Output(files, format="json")]
+
+    def job(schema: str | None) -> dict[str, Any]:
+        return run(lake.session, str(batch), outputs, schema=schema, quarantine=aside)
+
+    def there() -> list[Any]:
+        bad = lake.session.read.parquet(f"{aside}/batch=orders-1a2b").select("value").collect()
+        return [sorted(bad), lake.rows(kind), sorted(lake.session.read.json(files).collect())]
+
+    first = job("id BIGINT, a BIGINT")
+    before = there()
+    for mended, bad in ("id BIGINT, a STRING", 0), ("id BIGINT, a DATE", 3):
+        with pytest.raises(BatchConflict, match=rf"has the batch orders-1a2b since an earlier run .* 1 then, {bad} now"):
+            job(mended)
+        assert there() == before
+    for again in job("id BIGINT, a BIGINT"), job(None):  # the table's types are kept
+        assert [result["outputs"][0]["again"] for result in (first, again)] == [False, True]
+        assert there() == before
+    assert "again" not in first["outputs"][1]
+
+
+@KINDS
+def test_of_two_runs_at_once_in_which_other_records_are_bad_the_slower_one_fails(
+    lake: Lake, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = make_batch(tmp_path / "b1", lines({"id": 1, "a": 5}, {"id": 2, "a": "five"}))
+    aside, commit = str(tmp_path / "aside"), Once.commit
+
+    def late(sink: Once) -> None:
+        monkeypatch.setattr(Once, "commit", commit)
+        run(lake.session, str(batch), [output_of(lake, kind)], schema="id BIGINT", quarantine=str(tmp_path / "other"))
+        commit(sink)
+
+    monkeypatch.setattr(Once, "commit", late)
+    with pytest.raises(BatchConflict, match="0 then, 1 now"):
+        run(lake.session, str(batch), [output_of(lake, kind)], schema="id BIGINT, a BIGINT", quarantine=aside)
+    assert lake.rows(kind, "id, a") == [(1, None), (2, None)]
 
 
 @KINDS
