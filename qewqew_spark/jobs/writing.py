@@ -289,8 +289,8 @@ class Once(Sink):
             raise BatchConflict(
                 f"{self._append.what} has the batch {self.batch} since an earlier run (commit {there.snapshot}), in which other "
                 f"records were bad: {there.bad.split()[0]} then, {str(self._append.bad).split()[0]} now. The rows of that run "
-                "stay, so this one would lose records. Run the batch with the schema and options of then, and stage the records of "
-                "its quarantine for a batch with the new ones"
+                "stay, so this one would lose records. Run the batch with the schema and options of then, and stage the records "
+                "of its quarantine for a batch with the new ones"
             )
 
     def write(self, rows: DataFrame) -> None:
