@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 
 from qewqew_core.batch import names, places
 from qewqew_core.disk.directories import is_for_group
@@ -15,6 +16,12 @@ from qewqew_core.errors import QewQewError
 
 _MET = "met"
 _MOST = 2000  # characters of it
+
+
+def names_of(stem: str) -> Iterator[tuple[str, bool]]:
+    """The paths of its files; none is a directory."""
+    for name in (_MET, _MET + ".tmp"):
+        yield os.path.join(stem + places.DAMAGED, name), False
 
 
 def note(stem: str, text: str) -> None:

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from qewqew_core import arguments
-from qewqew_core.batch import places
+from qewqew_core.batch import damage_met, places
 from qewqew_core.batch.stats import QueueStats
 from qewqew_core.disk.files import Files, list_if_there, look_into
 from qewqew_core.disk.looking import look_again
@@ -67,7 +67,7 @@ def strangers(files: Files, directory: str) -> Iterator[BadPath]:
     """
     own = topic_paths.names_of(directory, list_if_there(files, os.path.join(directory, "state")))
     blocks = places.names_in(files, topic_paths.data_of(directory), are_batches=False)
-    return strange(files, chain(own, blocks), "topic")
+    return strange(files, chain(own, damage_met.names_of(os.path.join(directory, "state", "topic")), blocks), "topic")
 
 
 def stats_of(files: Files, view: View, closely: bool = False) -> tuple[TopicStats, dict[str, ReaderState]]:

@@ -22,7 +22,7 @@ from test_owners import USER, as_root, as_user, directory_of
 from test_planted import PLANTED, content, sessions_and_stages_spill_soon, use_queue, use_topic  # noqa: F401  # a fixture
 
 from qewqew_core import Queue, Topic
-from qewqew_core.batch import places
+from qewqew_core.batch import damage_met, places
 from qewqew_core.disk.files import Files, look_into
 from qewqew_core.formats import chunk
 from qewqew_core.queue import paths, strangers
@@ -30,10 +30,11 @@ from qewqew_core.tools import listing
 from qewqew_core.topic import block_sums, topic_paths
 
 NAMES = {
-    "queue": [*paths.names_of("s"), *((chunk.chunk_path("s", number), False) for number in (chunk.OUR_FIRST, 777))],
+    "queue": [*paths.names_of("s"), *damage_met.names_of("s"), *((chunk.chunk_path("s", number), False) for number in (chunk.OUR_FIRST, 777))],
     "topic": [
         *topic_paths.names_of("s", (f"x{suffix}" for suffix in topic_paths.IN_STATE)),
         *topic_paths.names_of_reader("s", "r"),
+        *damage_met.names_of("s/state/topic"),
         *((path, False) for path in (topic_paths.block_of("s", 0), block_sums.path_of("s", 0), topic_paths.block_of("s", 9999))),
     ],
 }
@@ -111,7 +112,9 @@ def test_whatever_belongs_to_somebody_else_is_named_by_every_look(kind: str, sha
         as_user(make, home, USER)
         place = home / name
         if not place.exists():
-            place.parent.mkdir(exist_ok=True)
+            if not place.parent.exists():
+                place.parent.mkdir()
+                os.chown(place.parent, USER, USER)
             place.mkdir() if is_directory else place.touch()
         place.chmod(0o777)
         os.chown(place, OTHER, OTHER)
