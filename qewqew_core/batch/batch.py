@@ -136,7 +136,11 @@ class Batch(NotCopied):
         return False
 
     def publish(
-        self, url: str, *, options: Mapping[str, Any] | None = None, progress: Callable[[int, int], None] | None = None
+        self,
+        url: str | os.PathLike[str],
+        *,
+        options: Mapping[str, Any] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> str:
         """Copy the batch to ``url``/ID, for readers on other machines; returns that path or URL. See `publishing.publish`.
 

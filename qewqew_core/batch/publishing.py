@@ -26,7 +26,7 @@ _STEP = 4 << 20  # bytes that are in memory, beside what a store's client keeps
 
 def publish(
     batch: str | os.PathLike[str],
-    url: str,
+    url: str | os.PathLike[str],
     *,
     options: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -48,9 +48,8 @@ def publish(
     source = Local(os.path.dirname(manifest.manifest_path(batch)))
     if re.fullmatch(r"[\w-][\w.-]*", body.id) is None:
         raise BadManifest(f"the id {body.id!r} cannot be the name of a directory", path=source.locate(MANIFEST))
+    url = check_path_text("batch", url)
     local = local_path(url)
-    if local is not None:
-        check_path_text("batch", local)
     path = f"{url.rstrip('/')}/{body.id}" if local is None else os.path.join(os.path.abspath(local), body.id)
     target = store_of(path, options)
     with adding(target.path, "batch"):
@@ -68,10 +67,14 @@ def _copy(body: Manifest, source: Store, target: Store, tell: Callable[[int, int
         with open_file(source, name) as file:
             if not _is_there(target, name, size, _verified(file, of_file)):
                 target.write(name, _told(_verified(file, of_file), done, total, tell))
-                if (found := target.size(name)) != size:
-                    raise StoreError(
-                        f"it has {found} bytes after {size} were written; nothing is published", path=target.locate(name)
-                    )
+                try:
+                    found = target.size(name)
+                except FileNotFoundError as error:
+                    said = "it is gone after it was written, or its directory was moved; nothing is published, try again"
+                    raise StoreError(said, path=target.locate(name)) from error
+                if found != size:
+                    said = f"it has {found} bytes after {size} were written; nothing is published"
+                    raise StoreError(said, path=target.locate(name))
         done += size
         tell(done, total)
     target.write(MANIFEST, [body.to_json()])

@@ -184,6 +184,9 @@ class Local(Store):
                 files.unlink(temporary)
             if isinstance(error, OSError) and error.errno in FULL:
                 raise DiskFull(f"no room on the file system: {error.strerror}", path=self.locate(name)) from error
+            if isinstance(error, FileNotFoundError):  # it was there, or made, just now
+                said = "this directory was moved or removed while a file was written into it, which is not in place; try again"
+                raise BadPath(said, path=place) from error
             raise
 
     def remove(self, ours: re.Pattern[str]) -> None:

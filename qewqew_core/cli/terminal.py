@@ -8,7 +8,7 @@ import signal
 import stat as modes
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import typer
 import typer.core
@@ -42,6 +42,7 @@ EPILOG = (
     "Exit codes: 0 done; 1 another error; 2 wrong usage; 3 nothing there (empty, or no such batch); 4 another process has "
     "the queue open; 5 damage; 6 queue or disk full; 130 interrupted; 141 the output pipe was closed."
 )
+_UsageError = cast(type[Exception], typer.BadParameter.__base__)  # of the click that this typer brings, or needs
 BAR_BYTES = 4 << 20  # what is shorter needs no progress bar
 
 
@@ -51,11 +52,13 @@ class Commands(typer.core.TyperGroup):
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         if any("\0" in arg for arg in args):
             ctx.fail("an argument has a NUL character, which no path and no name may have")
-        return super().parse_args(ctx, args)
+        with _visible_usage():
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
-            return super().invoke(ctx)
+            with _visible_usage():
+                return super().invoke(ctx)
         except BrokenPipeError:
             drop_output()
             raise typer.Exit(CLOSED_PIPE) from None
@@ -72,6 +75,17 @@ class Commands(typer.core.TyperGroup):
             say(hide(f"{type(named or error).__name__}: {named or error.strerror or error}"))
             drop_output()
             raise typer.Exit(FAILED if named is None else exit_code(named)) from None
+
+
+@contextlib.contextmanager
+def _visible_usage() -> Iterator[None]:
+    """What a usage error repeats of the arguments may act on a terminal, or turn the order of its letters."""
+    try:
+        yield
+    except _UsageError as error:
+        said: Any = error
+        said.message = visible(said.message)
+        raise
 
 
 def of_file(error: OSError) -> errors.QewQewError:

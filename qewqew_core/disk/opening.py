@@ -156,6 +156,8 @@ def adding(path: str, what: str) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, (QewQewError, FileNotFoundError)):
             raise
+        if error.errno in _IN_THE_WAY and error.filename:
+            raise _is_in_the_way(error, place_of(error, path), what) from error
         said = f"cannot be written: {error.strerror}. Nothing was added; check the disk, then try again"
         named = BadPath(said, path=place_of(error, path))
         named.errno = error.errno

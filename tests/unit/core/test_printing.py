@@ -42,6 +42,8 @@ COMMANDS = [
     "topic stat {}/t", "topic readers {}/t", "verify {}/q!", "verify {}/bad!", "verify {}/bad! --json", "repair {}/bad! --yes",
     "dump {}/q!.wal", "dump {}/q!.wal --json", "dump {}/q!.30000 --json", "dump {}/bad!.wal", "get {}/none!", "nack {}/q none!",
     "orphans list {}/q!", "key-status {}/q! key", "put {}/q!/under x", "nosuch! {}",
+    "put --x! {}", "--x! ls {}", "ls --lock!=! {}", "get {}/q --lock-timeout=! ", "stat {}/q ! more!", "--group ! ls {}",
+    "put {}/q -n!", "topic no! {}", "lease {}/q --max-records !",
 ]  # fmt: skip
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from test_planted import PLANTED
 
 from qewqew_core import (
     BadArgument,
@@ -417,3 +420,42 @@ def test_a_copy_under_another_name_does_not_pass_for_another_batch(batch, url):
     assert published.complete(url) == sorted([batch.id, "copy"])
     with pytest.raises(BadManifest, match=f"is of batch {batch.id}; the directory must have this name"):
         published.load(url, ["copy"])
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+@pytest.mark.parametrize("of", ["manifest", "a segment", "the batch"])
+def test_what_is_in_the_way_of_a_published_file_is_named_and_stays_or_gives_way(batch, tmp_path, kind, of):
+    (aside := tmp_path / "aside").mkdir()
+    (aside / "thesis.txt").write_bytes(b"precious")
+    (aside / "empty").touch()
+    place = Path(batch.publish(tmp_path / "published"))
+    planted = {"manifest": place / manifest.MANIFEST, "a segment": min(place.glob("q.*")), "the batch": place}[of]
+    planted.rename(tmp_path / "moved")
+    PLANTED[kind](planted, aside)
+    there, said = planted.lstat(), None
+    try:
+        batch.publish(tmp_path / "published")
+    except (BadPath, BadManifest) as error:
+        said = str(error)
+    if said is not None:
+        assert str(planted) in said
+        assert re.search("move it away|is a directory|not a regular file", said)
+        assert (planted.lstat().st_ino, planted.lstat().st_mode) == (there.st_ino, there.st_mode)
+        planted.rename(tmp_path / "moved away")
+        batch.publish(tmp_path / "published")
+    assert records_of(str(place)) == RECORDS
+    assert (aside / "thesis.txt").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("how", ["moved", "removed"])
+def test_a_directory_that_goes_while_a_batch_is_published_into_it(batch, tmp_path, how):
+    place, going = tmp_path / "published" / batch.id, iter([shutil.rmtree if how == "removed" else shutil.move])
+
+    def go(done, total):
+        if done and (act := next(going, None)):
+            act(place, *([tmp_path / "moved"] if how == "moved" else []))
+
+    with pytest.raises((BadPath, StoreError), match=r"it is gone after it was written|this directory was moved or removed"):
+        batch.publish(place.parent, progress=go)
+    assert not (place / manifest.MANIFEST).exists()
+    assert records_of(batch.publish(place.parent)) == RECORDS

@@ -30,7 +30,11 @@ from qewqew_core.tools import listing
 from qewqew_core.topic import block_sums, topic_paths
 
 NAMES = {
-    "queue": [*paths.names_of("s"), *damage_met.names_of("s"), *((chunk.chunk_path("s", number), False) for number in (chunk.OUR_FIRST, 777))],
+    "queue": [
+        *paths.names_of("s"),
+        *damage_met.names_of("s"),
+        *((chunk.chunk_path("s", number), False) for number in (chunk.OUR_FIRST, 777)),
+    ],
     "topic": [
         *topic_paths.names_of("s", (f"x{suffix}" for suffix in topic_paths.IN_STATE)),
         *topic_paths.names_of_reader("s", "r"),
