@@ -124,9 +124,7 @@ class Leases:
         Raises `BadPath` if something else is in the place of a file or directory of it.
         """
         directory, attempt = self.directory_of(state), state.attempt + 1
-        # Something else in its place is moved away again: only what is not there is missing.
-        above = (self._stem + places.BATCHES, True), (directory, True)
-        check_kinds(self._files, chain(above, places.names_in(self._files, directory, are_batches=False)), self.engine.what)
+        self._check_places(state, places.BATCHES)  # something else is moved away again: only what is not there is missing
         try:
             coming = self._source.manifest_of(replace(state, keys=[*state.keys, key], attempt=attempt))
             self._source.prepare(partial(places.prepare_manifest, self._files, directory, coming))
@@ -143,6 +141,18 @@ class Leases:
             raise
         places.place_manifest(self._files, directory)
         return True
+
+    def _check_places(self, state: BatchState, *homes: str) -> None:
+        """Raise `BadPath` if something else is where the batch belongs in these, or in the place of one of its files."""
+        above = [(place, True) for home in homes for place in (self._stem + home, os.path.join(self._stem + home, state.id))]
+        inside = places.names_in(self._files, self.directory_of(state), are_batches=False)
+        check_kinds(self._files, chain(above, inside), self.engine.what)
+
+    def _prepare_move(self, state: BatchState, home: str) -> None:
+        """Before it is known in the log that the batch is there."""
+        self._check_places(state, places.BATCHES, places.DEAD)
+        self._source.prepare(partial(places.make_home, self._files, self._stem, home))
+        self._source.keep_room(1)
 
     def files_missing(self, batch: Batch, path: str) -> Corrupt:
         return self._source.files_missing(batch, path)
@@ -228,8 +238,8 @@ class Leases:
     def revive(self, batch: Batch) -> None:
         with self.exclusive():
             state = self._current(batch, "dead")
+            self._prepare_move(state, places.BATCHES)
             self._source.manifest_of(state)  # it raises if its files are missing: the next lease would only set it aside again
-            self._source.keep_room(1)
             self._source.commit(EndLease(state.id, "returned", state.reason, 0))
             self._source.move(partial(places.roll_forward_place, self._files, self._stem, state))
             self._show(batch, state)
@@ -285,8 +295,7 @@ class Leases:
         if to == "returned" and state.attempt >= self.max_attempts:
             to, reason = "dead", f"attempt {state.attempt} of {self.max_attempts}: {reason or 'no reason given'}"
         if to == "dead":
-            self._source.prepare(partial(places.make_home, self._files, self._stem, places.DEAD))
-            self._source.keep_room(1)
+            self._prepare_move(state, places.DEAD)
         self._source.commit(EndLease(state.id, to, reason[:1000], self._source.on_disk(state) if to == "acked" else 0))
         if to == "dead":
             self._source.move(partial(places.roll_forward_place, self._files, self._stem, state))

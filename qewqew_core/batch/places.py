@@ -184,7 +184,7 @@ def roll_forward_place(files: Files, path: str, batch: BatchState) -> None:
     dead, alive = os.path.join(path + DEAD, batch.id), os.path.join(path + BATCHES, batch.id)
     source, target = (alive, dead) if batch.state == "dead" else (dead, alive)
     if files.is_directory(source):
-        make_home(files, path, DEAD)
+        make_home(files, path, DEAD if batch.state == "dead" else BATCHES)
         if files.is_directory(target):
             _take_over(files, source, target)
         else:

@@ -1,4 +1,4 @@
-"""A returned batch in whose place something else is: it is refused by name, and no batch is taken for lost."""
+"""A returned or dead batch in whose place something else is: it is refused by name, and no batch is taken for lost."""
 
 from __future__ import annotations
 
@@ -31,13 +31,7 @@ def a_store(kind: str, path: Path) -> Iterator[Any]:
             yield reader
 
 
-@pytest.mark.parametrize("kind", ["queue", "topic"])
-@pytest.mark.parametrize("plant", PLANTS)
-@pytest.mark.parametrize("at", ["batches", "batch", "file", "manifest"])
-def test_what_is_in_the_place_of_a_returned_batch_is_refused_and_the_batch_comes_once_it_is_gone(
-    tmp_path: Path, kind: str, plant: str, at: str
-) -> None:
-    path = tmp_path / "store"
+def fill(kind: str, path: Path) -> None:
     if kind == "queue":
         with Queue(path) as queue:
             queue.put_many([b"a", b"b"])
@@ -45,6 +39,16 @@ def test_what_is_in_the_place_of_a_returned_batch_is_refused_and_the_batch_comes
         with Topic(path) as topic:
             topic.append(b"a")
             topic.append(b"b")
+
+
+@pytest.mark.parametrize("kind", ["queue", "topic"])
+@pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.parametrize("at", ["batches", "batch", "file", "manifest"])
+def test_what_is_in_the_place_of_a_returned_batch_is_refused_and_the_batch_comes_once_it_is_gone(
+    tmp_path: Path, kind: str, plant: str, at: str
+) -> None:
+    path = tmp_path / "store"
+    fill(kind, path)
     with a_store(kind, path) as leasing:
         batch = leasing.lease("first")
         batch.nack("the cluster was gone")
@@ -68,3 +72,57 @@ def test_what_is_in_the_place_of_a_returned_batch_is_refused_and_the_batch_comes
         assert (again.id, again.attempt) == (batch.id, 2)
         assert leasing.dead() == []
         again.ack()
+
+
+@pytest.mark.parametrize("kind", ["queue", "topic"])
+@pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.parametrize("at", ["from", "to", "the home of from", "the home of to", "a file", "the manifest"])
+@pytest.mark.parametrize("to", ["dead letters", "queue"])
+def test_no_batch_is_moved_from_or_to_where_something_else_is(tmp_path: Path, kind: str, plant: str, at: str, to: str) -> None:
+    path = tmp_path / "store"
+    fill(kind, path)
+    with a_store(kind, path) as leasing:
+        batch = leasing.lease("first")
+        if to == "queue":
+            batch.to_dead_letters("x")
+    here = Path(batch.manifest_path).parent
+    home = here.parent
+    other = home.with_suffix(".batches" if to == "queue" else ".dead")
+    files = {each.name: each for each in here.iterdir()}
+    manifest = files.pop("manifest.json")
+    place = {"from": here, "to": other / here.name, "the home of from": home, "the home of to": other}.get(at)
+    place = place or (manifest if at == "the manifest" else min(files.values()))
+    kept, was_there = tmp_path / "kept", place.exists()
+    place.parent.mkdir(exist_ok=True)
+    place.rename(kept) if was_there else kept.mkdir()
+    PLANTS[plant](place, kept)
+
+    def move() -> None:
+        with a_store(kind, path) as leasing:
+            (batch,) = leasing.dead() if to == "queue" else leasing.batches()
+            batch.return_to_queue() if to == "queue" else batch.to_dead_letters("x")
+
+    with pytest.raises(BadPath, match="move it away"):
+        move()
+    place.rmdir() if place.is_dir() and not place.is_symlink() else place.unlink()
+    if was_there:
+        kept.rename(place)
+    move()
+    with a_store(kind, path) as leasing:
+        (moved,) = leasing.batches() if to == "queue" else leasing.dead()
+        assert [bytes(getattr(record, "body", record)) for record in moved] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("kind", ["queue", "topic"])
+def test_a_dead_batch_comes_back_where_copies_have_left_out_empty_directories(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "store"
+    fill(kind, path)
+    with a_store(kind, path) as leasing:
+        batch = leasing.lease("first")
+        batch.to_dead_letters("x")
+    (home,) = tmp_path.rglob("*.batches")
+    home.rmdir()
+    with a_store(kind, path) as leasing:
+        leasing.dead()[0].return_to_queue()
+        again = leasing.lease("second")
+        assert [bytes(getattr(record, "body", record)) for record in again] == [b"a", b"b"]
