@@ -44,6 +44,7 @@ try:
     from qewqew_spark.jobs.explaining import blamed_write, explain
     from qewqew_spark.jobs.fitting import unfit
     from qewqew_spark.jobs.output import BATCH, CODECS, SCHEMA_EVOLUTIONS, Option, Output, check_arguments, check_places
+    from qewqew_spark.jobs.quarantine import Quarantine
     from qewqew_spark.jobs.querying import TransformFailed, has_rows, table_of
     from qewqew_spark.jobs.records import observed
     from qewqew_spark.jobs.routing import Routed, routed
@@ -181,6 +182,8 @@ def run_in(
             if made[number] and first[number] == early:
                 rows[number] = _write(sinks[number], tables[number])
 
+    aside = Quarantine(spark, quarantine, batches.ids)
+
     def judged(bad: str) -> None:
         for sink in sinks:
             sink.judged(bad)
@@ -193,6 +196,7 @@ def run_in(
                     of += map(place_of, routed(output, table, fold))
             check_places([sink.output for sink in chain(*places)], quarantine)
         sinks = [*chain(*places)]
+        written_to = {sink.output.place or sink.output.format for sink in sinks}
         rows: list[int | None] = [None] * len(sinks)
         made = [False] * len(sinks)  # has the output a column to write?
         good = found.good(seen)
@@ -224,22 +228,20 @@ def run_in(
                 write(early=True)
             counts = {} if good is None else observed(seen)
             if (counts.get("read"), counts.get("bad")) == (batches.records, 0):
-                reasons: dict[str, int] = {}
-                judged("0")
-                records.clear(spark, quarantine, batches)  # of an earlier run, under another schema
+                reasons = aside.stage_none(written_to, judged)
             else:  # some are bad; or a query has not read all, or reads some twice, or a lost task was counted twice
-                reasons, seen_again = found.set_aside(spark, quarantine, judged)
+                reasons, seen_again = found.set_aside(aside, written_to, judged)
                 if counts.get("read") != batches.records and "unnamed" in seen_again:
                     counts = {**counts, "unnamed": seen_again["unnamed"]}
             bad = sum(reasons.values())
             if counts.get("read") == batches.records and counts["bad"] != bad:
                 raise Corrupt(f"{counts['bad']} bad records were found first, and {bad} then", path=str(batches))
-            quarantined = f"{quarantine}/{BATCH}={batches.ids[0]}" if len(batches.ids) == 1 else quarantine
             if max_bad_records is not None and bad > max_bad_records:
                 listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+                aside.commit()
                 raise TooManyBadRecords(
                     f"{bad} of {batches.records} records do not decode ({listed}), max_bad_records is {max_bad_records}; "
-                    f"they are in {quarantined}, no output was written"
+                    f"they are in {aside.place}, no output was written"
                 )
             write(early=False)
         except BaseException:
@@ -249,7 +251,10 @@ def run_in(
             raise
         for sink, written in zip(sinks, made, strict=True):
             sink.commit() if written else sink.clear()
+        aside.commit()
     finally:
+        with suppress(Exception):  # as of the sinks
+            aside.abort()
         spark.catalog.dropTempView(BATCH)
         if persisted is not None:
             persisted.unpersist()
@@ -267,7 +272,7 @@ def run_in(
             {**sink.place, "format": sink.output.format, "written": count or 0, "left_out": [*sink.left_out, *sink.untyped]}
             for sink, count in zip(sinks, rows, strict=True)
         ],
-        "quarantine": quarantined if bad else None,
+        "quarantine": aside.place if bad else None,
         "note": NOTHING if found.rows is None or not all(made) else None,
         "seconds": round(time.monotonic() - began, 3),
     }

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 import time
-import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,13 +22,14 @@ from pyspark.sql.types import ArrayType, BinaryType, CharType, DataType, MapType
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_core.secrecy import excerpt
-from qewqew_spark.jobs.explaining import blamed, blamed_write
+from qewqew_spark.jobs.explaining import blamed
 from qewqew_spark.jobs.output import BATCH, WHOLE
 from qewqew_spark.jobs.parsers import Csv, Json, Parser
+from qewqew_spark.jobs.quarantine import Quarantine
 from qewqew_spark.jobs.untyped import has_untyped, untyped
 from qewqew_spark.options import Options
 from qewqew_spark.source.batches import RUN_BYTES, BatchReader, columns_of, reader, unnamed_text
-from qewqew_spark.tables.session import conformed, delete, exists, folding, listed, literal, make_private, quoted, rename, setting
+from qewqew_spark.tables.session import conformed, folding, quoted, setting
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -103,52 +103,25 @@ class Records:
         return [] if self.unnamed is None else [F.concat_ws("\n", F.collect_list(self.unnamed)).alias("unnamed")]
 
     def set_aside(
-        self, spark: SparkSession, quarantine: str, judged: Callable[[str], None]
+        self, quarantine: Quarantine, outputs: Collection[str], judged: Callable[[str], None]
     ) -> tuple[dict[str, int], dict[str, Any]]:
-        """Put the records that do not decode into the directory, as ``batch=<id>``, in place of what an earlier run put there.
+        """Stage the records that do not decode for the quarantine.
 
-        ``judged``: is told which these are, see `Append.bad`, and may raise, while that is still there. Returns how many, by the
-        kind of reason, and what `good` reports. Raises `Corrupt` if these are not all records of the batches.
+        Returns how many, by the kind of reason, and what `good` reports. Raises `Corrupt` if these are not all records of the
+        batches, and as `Quarantine.stage`.
         """
         seen = Observation()
         rows = self.judge().observe(seen, F.count(F.lit(1)).alias("read"), *self._told()).drop(UNNAMED)
         bad = rows.where(F.col("reason").isNotNull())
         if self.located is not None:
             bad = bad.withColumn("reason", self.located)
-        mine = f".{BATCH}={self.batches.ids[0]}~"
-        for name in listed(spark, quarantine):
-            if name.startswith(mine):  # of a run that was killed
-                delete(spark, f"{quarantine}/{name}")
-        staging = f"{quarantine}/{mine}{uuid.uuid4().hex[:12]}"
-        try:
-            with blamed_write(f"the quarantine {quarantine}"):
-                for place in [staging] if exists(spark, quarantine) else [quarantine, staging]:
-                    make_private(spark, place)
-                bad.write.mode("append").partitionBy(BATCH).parquet(staging)
-            make_private(spark, staging, below=True)
-            counts = observed(seen)
-            if (read := counts.get("read")) != self.batches.records:
+
+        def checked(bad: str) -> None:
+            if (read := observed(seen).get("read")) != self.batches.records:
                 raise Corrupt(f"{read} records were read, the manifest says {self.batches.records}", path=str(self.batches))
-            kind = F.substring_index("reason", ": ", 1).alias("kind")
-            hashes = F.sum(F.xxhash64(BATCH, "value").cast("decimal(20, 0)"))  # the same in whatever order
-            groups = spark.read.schema(rows.schema).parquet(literal(staging)).groupBy(kind)
-            counted = groups.agg(F.count(F.lit(1)).alias("count"), hashes.alias("hashes")).collect()
-            hashed = sum(int(row["hashes"]) for row in counted) % 2**64
-            judged(f"{count} {hashed:016x}" if (count := sum(row["count"] for row in counted)) else "0")
-            clear(spark, quarantine, self.batches)
-            for name in listed(spark, staging):
-                if name.startswith(f"{BATCH}="):
-                    rename(spark, f"{staging}/{name}", f"{quarantine}/{name}")
-        finally:
-            delete(spark, staging)
-        return {row["kind"]: int(row["count"]) for row in sorted(counted)}, counts
+            judged(bad)
 
-
-def clear(spark: SparkSession, quarantine: str, batches: Batches) -> None:
-    """Remove what an earlier run of these batches has put into the quarantine."""
-    names = {f"{BATCH}={batch}" for batch in batches.ids}
-    for name in names.intersection(listed(spark, quarantine)):
-        delete(spark, f"{quarantine}/{name}")
+        return quarantine.stage(bad, outputs, checked), observed(seen)
 
 
 def unnamed_in(counts: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -35,7 +35,7 @@ from pyspark.storagelevel import StorageLevel
 from qewqew_core.errors import BadArgument
 from qewqew_core.secrecy import excerpt
 from qewqew_spark.tables.evolution import evolved, fits, new_columns
-from qewqew_spark.tables.limits import checked, misfit_in
+from qewqew_spark.tables.limits import checked, misfit_in, present
 from qewqew_spark.tables.marks import ATTEMPT, BAD, BATCH_ID, BATCH_IDS, Found
 from qewqew_spark.tables.session import conformed, delete, files_below, folding, quoted, setting
 from qewqew_spark.tables.upsert import DELETED, Upsert
@@ -394,15 +394,14 @@ class StagedAppend(Append):
 
     def _required(self, rows: DataFrame) -> DataFrame:
         """The rows, with each value of a column looked at that the table requires."""
-        required = {field.name for field in self.there() or () if not field.nullable}
-        if any(field.nullable and field.name in required for field in rows.schema):
-            session: Any = self.spark._jsparkSession
-            columns = StructType(
-                [StructField(field.name, field.dataType, field.nullable and field.name not in required) for field in rows.schema]
-            )
-            made = session.createDataFrame(rows._jdf.toJavaRDD(), session.parseDataType(columns.json()))
-            rows = DataFrame(made, self.spark)  # raises in the executor that meets a null
-        return rows
+        there = {field.name for field in self.there() or () if not field.nullable}
+        required = {field.name: field for field in rows.schema if field.nullable and field.name in there}
+        return rows.withColumns(
+            {
+                name: present(self.spark, F.col(quoted(name)), name, self.what).alias(name, metadata=field.metadata)
+                for name, field in required.items()
+            }
+        )
 
 
 def append_to(

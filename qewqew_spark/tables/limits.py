@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from decimal import Context, Decimal
+from typing import Any
 
-from pyspark.sql import Column
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
@@ -33,7 +34,15 @@ from qewqew_spark.tables.session import quoted
 
 MISFIT = "a value does not fit a table"
 NULL_KEY, NO_ORDER = "null, and it is one of the keys", "and no order_by says which is the last"
-_ENDS = " is not in the years 1 to 9999", NULL_KEY, NO_ORDER, r" is too small for truncate\(\d+, …\)", "as Spark writes it"
+_REQUIRES = " requires a value"
+_ENDS = (
+    " is not in the years 1 to 9999",
+    NULL_KEY,
+    NO_ORDER,
+    _REQUIRES,
+    r" is too small for truncate\(\d+, …\)",
+    "as Spark writes it",
+)
 _LENGTH = "__CHAR_VARCHAR_TYPE_STRING"  # where Spark, for which it is a STRING, keeps the type of a table's column
 _LEAST: dict[type[DataType], int] = {
     **dict.fromkeys((ByteType, ShortType, IntegerType), -(2**31)),  # which are INT there
@@ -85,7 +94,7 @@ def beyond_column(value: Column, name: str, column: StructField, table: str) -> 
     """Why the column of the table cannot hold a value of its type: it is null, or a text that is too long. None: it can."""
     reasons: list[Column | None] = []
     if not column.nullable:
-        reasons.append(F.when(value.isNull(), F.lit(f"{MISFIT}: {name}: null, and {table} requires a value")))
+        reasons.append(F.when(value.isNull(), F.lit(f"{MISFIT}: {name}: null, and {table}{_REQUIRES}")))
     # As Spark does, without spaces at the end.
     if found := re.fullmatch(r"(?:var)?char\((\d+)\)", column.metadata.get(_LENGTH, "")):
         text = F.concat(F.lit(f"{MISFIT}: {name}: '"), F.left(value, F.lit(80)), F.lit(f"' is longer than {found[0].upper()}"))
@@ -129,6 +138,16 @@ def checked(name: str, kind: DataType, parts: Mapping[str, int | None]) -> Colum
     reasons = [beyond_years(value, kind, name), beyond_part(value, kind, name, parts[name]) if name in parts else None]
     reason = first_of(reasons)
     return value if reason is None else F.when(reason.isNull(), value).otherwise(F.raise_error(reason))
+
+
+def present(spark: SparkSession, value: Column, name: str, table: str) -> Column:
+    """The value as one that Spark knows is not null: at a null it fails, see `misfit_in`."""
+    jvm: Any = spark.sparkContext._jvm
+    found: Any = F.when(value.isNull(), refusal(F.lit(f"{name}: null, and {table}{_REQUIRES}"))).otherwise(value)
+    expressions, known = jvm.org.apache.spark.sql.classic.ExpressionUtils, jvm.org.apache.spark.sql.catalyst.expressions.objects
+    nowhere = jvm.scala.jdk.javaapi.CollectionConverters.asScala(jvm.java.util.ArrayList()).toSeq()
+    made: Column = type(found)(expressions.column(known.AssertNotNull(expressions.expression(found._jc), nowhere)))
+    return made
 
 
 def refusal(reason: Column) -> Column:

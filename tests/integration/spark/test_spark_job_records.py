@@ -450,9 +450,9 @@ def passes(monkeypatch) -> list[str]:
     done: list[str] = []
     set_aside = Records.set_aside
 
-    def noted(self, spark, quarantine):
-        done.append(quarantine)
-        return set_aside(self, spark, quarantine)
+    def noted(self, quarantine, *rest):
+        done.append(quarantine.path)
+        return set_aside(self, quarantine, *rest)
 
     monkeypatch.setattr(Records, "set_aside", noted)
     return done
