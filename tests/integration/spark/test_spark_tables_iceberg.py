@@ -87,6 +87,22 @@ def test_a_filter_on_any_value_finds_its_rows(lake: Lake, parts: list[str]) -> N
             assert found == [(row[0],)], (name, value)
 
 
+def test_partitions_of_double_keep_their_values_when_later_commits_write_them_again(lake: Lake) -> None:
+    """PyIceberg's decoder, see tables/iceberg.py."""
+    values = [0.1, 0.3, 1.7976931348623157e308, 5e-324, -1.5]
+    rows = lake.session.createDataFrame(list(enumerate(values)), "id BIGINT, c DOUBLE").coalesce(1)
+    often = {"commit.manifest.min-count-to-merge": "2", "commit.manifest-merge.enabled": "true"}
+    append_once(rows, "lake.shop.orders", "b0", partition_by=["c"], properties=often)
+    for number in range(3):  # the manifests are merged
+        append_once(lake.session.sql(f"SELECT {9 + number}L AS id, 2d AS c"), "lake.shop.orders", f"b{1 + number}")
+    append_once(lake.session.sql("SELECT 0L AS id, 7d AS c"), "lake.shop.orders", "b9", keys=["id"])  # a file is replaced
+    place = lake.catalog.load_table("shop.orders").metadata_location
+    for id, value in [*enumerate([7.0, *values[1:]]), (9, 2.0)]:
+        with lake.database() as database:
+            found = database.execute(f"SELECT min(id) FROM iceberg_scan('{place}') WHERE c = ?", [value]).fetchall()  # noqa: S608
+        assert found == [(id,)], value
+
+
 def literal(value: Any) -> Any:
     return value.isoformat() if isinstance(value, date) else value
 
