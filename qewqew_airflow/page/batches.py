@@ -31,7 +31,7 @@ NAMED = 20  # tasks that staged into a batch
 MOST_TASKS = 10_000  # of Airflow, compared with the keys of a queue
 LARGEST_MANIFEST = 16 << 20  # bytes; reading more would take too long
 # The part of a task's result that says what became of the batch. The rest is the task's own.
-TOLD = ("read", "good", "bad", "reasons", "outputs", "quarantine", "note", "seconds", "oldest")
+TOLD = ("read", "good", "bad", "reasons", "unnamed", "outputs", "quarantine", "note", "seconds", "oldest")
 
 
 def batches_of(path: str, stem: str, reader: str | None) -> tuple[list[dict[str, Any]], bool]:

@@ -32,12 +32,14 @@ from qewqew_core.cli.texts import age, counted, iso, short, sized
 from qewqew_core.errors import BatchConflict
 from qewqew_core.limits import now_ms
 from qewqew_core.references import refuse_in_clear
+from qewqew_core.secrecy import excerpt
 from qewqew_core.tools.replaying import find
 from qewqew_core.tools.replaying import replay as replay_batch
 
 # How long acknowledged records are kept is a setting of the program that owns the queue: no command must shorten it.
 _KEEP: dict[str, Any] = {"retention": timedelta.max, "retention_bytes": sys.maxsize}
 
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Only those with this text in their reason.")]
 app = typer.Typer()
 dead_app = typer.Typer(no_args_is_help=True, help="Batches that failed too often: look at them, return or drop them.")
 app.add_typer(dead_app, name="dead", rich_help_panel="Batches")
@@ -180,10 +182,12 @@ def _due(batch: Batch) -> str:
 
 
 @dead_app.command("list")
-def dead_list(path: Path, reader: ReaderName = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False) -> None:
+def dead_list(
+    path: Path, reason: Reason = "", reader: ReaderName = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False
+) -> None:
     """List the dead letters, oldest first."""
     with leasing(path, reader, lock_timeout) as queue:
-        terminal.answer_list(as_json, queue.dead(), _batch_json, _print_batches, "no dead letters")
+        terminal.answer_list(as_json, _dead_of(queue, reason), _batch_json, _print_batches, _none_of(reason))
 
 
 @dead_app.command("show")
@@ -204,11 +208,24 @@ def dead_show(
 
 @dead_app.command("return")
 def dead_return(
-    path: Path, batch_ids: BatchIds, reader: ReaderName = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False
+    path: Path,
+    batch_ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]...", help="The ids of the batches.", show_default=False)
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Return all of them, or all with --reason.")] = False,
+    reason: Reason = "",
+    reader: ReaderName = None,
+    lock_timeout: LockTimeout = 10.0,
+    as_json: Json = False,
 ) -> None:
     """Return dead batches: the next lease gets them first, with all their records."""
+    if every == bool(batch_ids) or (reason and not every):
+        raise typer.BadParameter("give the ids of the batches, or --all, to which --reason may be added")
     with leasing(path, reader, lock_timeout) as queue:
-        _end(queue, batch_ids, Batch.return_to_queue, as_json)
+        found = [batch.id for batch in _dead_of(queue, reason)] if every else batch_ids or []
+        _end(queue, found, Batch.return_to_queue, as_json)
+        if not found and not as_json:
+            terminal.say(_none_of(reason))
 
 
 @dead_app.command("drop")
@@ -231,6 +248,14 @@ def dead_drop(
             batch.drop()
     found = {"id": batch.id, "records": batch.records}
     terminal.answer(as_json, found, f"{batch.id} is deleted, with {counted(batch.records, 'record')}")
+
+
+def _dead_of(queue: HasBatches, reason: str) -> list[Batch]:
+    return [batch for batch in queue.dead() if reason in batch.reason]
+
+
+def _none_of(reason: str) -> str:
+    return f"no dead letter has {excerpt(reason, 80)} in its reason" if reason else "no dead letters"
 
 
 def _dead(queue: HasBatches, batch_id: str) -> Batch:

@@ -115,7 +115,7 @@ function taskLink(task, title) {
   return h("a", { href, target: "_top", do: "leave", title }, `${task.dag} / ${task.task}${task.index < 0 ? "" : ` [${task.index}]`}`);
 }
 
-const NAMED = 3; // of the tasks that have staged into a batch
+const NAMED = 3; // of the tasks that have staged into a batch, of fields without a name
 
 function stagers({ staged_by: by }) {
   if (!by) return null;
@@ -128,13 +128,16 @@ function stagers({ staged_by: by }) {
 // What the task that worked on it said of it, as Airflow keeps it
 function result({ result }) {
   if (!result) return null;
-  const { good, bad, reasons, outputs, quarantine, note } = result;
+  const { good, bad, reasons, unnamed, outputs, quarantine, note } = result;
   const why = Object.entries(reasons ?? {}).map(([reason, count]) => `${reason}: ${Number(count).toLocaleString("en")}`).join(", ");
   const listed = Array.isArray(outputs) ? outputs : [];
+  const fields = Object.keys(unnamed?.fields ?? {});
   return [good !== undefined && h("div", {}, `${plural(Number(good), "good record")}`),
     bad ? h("div.reason", {}, `${plural(Number(bad), "bad record")}${why ? ` (${why})` : ""}${quarantine ? ` in ${quarantine}` : ""}`) : null,
+    unnamed?.records ? h("div.small", { title: fields.join("\n") }, `${plural(Number(unnamed.records), "record")} with fields without a name`,
+      fields.length > 0 && h("span.quiet", {}, `: ${fields.slice(0, NAMED).join(", ")}${fields.length > NAMED ? " …" : ""}`)) : null,
     listed.map(output => h("div.small", {}, `→ ${output.table ?? output.path ?? output.format ?? "output"}`,
-      output.snapshot && h("span.quiet", {}, `, snapshot ${output.snapshot}`))),
+      output.snapshot && h("span.quiet", {}, `, snapshot ${output.snapshot}`), output.again && h("span.quiet", {}, ", was there already"))),
     note && h("div.quiet.small", {}, note)];
 }
 

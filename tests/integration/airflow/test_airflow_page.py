@@ -577,6 +577,7 @@ def test_batches_are_told_with_the_results_of_their_tasks_and_after_their_record
     from qewqew_airflow.operators.stage import QewQewStageOperator
 
     reported = {"good": 2, "bad": 1, "reasons": {"malformed": 1}, "outputs": [{"table": "db.t", "snapshot": "7"}], "secret": 1}
+    reported |= {"unnamed": {"records": 1, "fields": {"who.phone": 1}}}
     with DAG("page_results", schedule=None) as dag:
 
         @task

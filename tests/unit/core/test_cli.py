@@ -504,6 +504,25 @@ def test_a_dead_batch_goes_back(path, dead):
     refused(1, "dead", "drop", path, dead, "--yes", match="is leased, not dead")
 
 
+def test_all_dead_batches_go_back_or_those_of_one_reason(path):
+    with Queue(path) as q:
+        q.put_many(RECORDS)
+        for number, reason in enumerate(["no table", "the cluster was gone", "the cluster was full"]):
+            q.lease(f"run {number}", max_records=1).to_dead_letters(reason)
+    gone = [batch["id"] for batch in json.loads(done("dead", "list", path, "--reason", "cluster", "--json"))]
+    assert len(gone) == 2
+    for wrong in (["--all", gone[0]], [], ["--reason", "cluster"], ["--reason", "cluster", gone[0]]):
+        refused(2, "dead", "return", path, *wrong, match="give the ids of the batches, or --all")
+    returned = json.loads(done("dead", "return", path, "--all", "--reason", "cluster", "--json"))
+    assert [(batch["id"], batch["state"]) for batch in returned] == [(id, "returned") for id in gone]
+    result = run("dead", "return", path, "--all", "--reason", "cluster")
+    assert (result.exit_code, "no dead letter has 'cluster' in its reason" in result.stderr) == (0, True)
+    assert len(done("dead", "return", path, "--all").splitlines()) == 1
+    assert json.loads(done("dead", "return", path, "--all", "--json")) == []
+    with Queue(path) as q:
+        assert (len(q.batches()), q.dead()) == (3, [])
+
+
 def test_a_dead_batch_is_dropped_only_on_purpose(path, dead):
     refused(2, "dead", "drop", path, dead, match="--yes")
     assert inspect(path).dead == 1
