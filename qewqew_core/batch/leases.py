@@ -253,11 +253,15 @@ class Leases:
 
     def put_back(self, batch: Batch) -> None:
         with self.exclusive():
-            self._source.put_back(self._current(batch, "leased", "returned", "dead"))
+            state = self._current(batch, "leased", "returned", "dead")
+            self._check_places(state, places.BATCHES, places.DEAD)
+            self._source.put_back(state)
 
     def drop(self, batch: Batch) -> None:
         with self.exclusive():
-            self._forget([self._current(batch, "dead").id], keep_manifest=False)
+            state = self._current(batch, "dead")
+            self._check_places(state, places.BATCHES, places.DEAD)
+            self._forget([state.id], keep_manifest=False)
 
     def check_ours(self, manifest_path: str) -> None:
         """Raise `BadPath` if the batch that is there is somebody else's, who forges records."""

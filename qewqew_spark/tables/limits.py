@@ -50,7 +50,8 @@ _LEAST: dict[type[DataType], int] = {
 }
 _ESCAPED = r"""[\x00-\x1f"#%'*/:=?\\\x7f{\[\]^]"""  # what Spark writes as %XX in the name of a directory
 _LONGEST_NAME = 255  # bytes; object stores take longer ones, most file systems do not
-_IN_NAME = f"of a directory: it has a zero byte, or more than {_LONGEST_NAME} bytes as Spark writes it"
+_NULL = "__HIVE_DEFAULT_PARTITION__"  # NULL as Spark writes it
+_IN_NAME = f"of a directory: it is {_NULL}, has a zero byte, or more than {_LONGEST_NAME} bytes as Spark writes it"
 _BOUNDS: dict[type[DataType], tuple[str, str]] = {
     DateType: ("DATE'0001-01-01'", "DATE'9999-12-31'"),
     TimestampType: ("timestamp_micros(-62135596800000000)", "timestamp_micros(253402300799999999)"),  # in UTC
@@ -113,7 +114,7 @@ def beyond_part(value: Column, kind: DataType, name: str, width: int | None) -> 
         if isinstance(kind, StringType):
             escaped = F.octet_length(F.regexp_replace(value, _ESCAPED, "%00")) + len(name.encode()) + 1
             said = F.concat(F.lit(f"{MISFIT}: {name}: '"), F.left(value, F.lit(80)), F.lit(f"' cannot be the name {_IN_NAME}"))
-            reason = F.when((escaped > _LONGEST_NAME) | F.contains(value, F.lit("\0")), said)
+            reason = F.when((escaped > _LONGEST_NAME) | F.contains(value, F.lit("\0")) | (value == _NULL), said)
     elif type(kind) in _LEAST or isinstance(kind, DecimalType):
         digits, scale = (kind.precision, kind.scale) if isinstance(kind, DecimalType) else (0, 0)
         most = -_LEAST.get(type(kind), 1 - 10**digits) // width  # what `truncate` makes is a multiple of the width

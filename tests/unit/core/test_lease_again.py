@@ -77,17 +77,17 @@ def test_what_is_in_the_place_of_a_returned_batch_is_refused_and_the_batch_comes
 @pytest.mark.parametrize("kind", ["queue", "topic"])
 @pytest.mark.parametrize("plant", PLANTS)
 @pytest.mark.parametrize("at", ["from", "to", "the home of from", "the home of to", "a file", "the manifest"])
-@pytest.mark.parametrize("to", ["dead letters", "queue"])
+@pytest.mark.parametrize("to", ["dead letters", "queue", "nowhere", "the front"])
 def test_no_batch_is_moved_from_or_to_where_something_else_is(tmp_path: Path, kind: str, plant: str, at: str, to: str) -> None:
     path = tmp_path / "store"
     fill(kind, path)
     with a_store(kind, path) as leasing:
         batch = leasing.lease("first")
-        if to == "queue":
+        if to != "dead letters":
             batch.to_dead_letters("x")
     here = Path(batch.manifest_path).parent
     home = here.parent
-    other = home.with_suffix(".batches" if to == "queue" else ".dead")
+    other = home.with_suffix(".dead" if to == "dead letters" else ".batches")
     files = {each.name: each for each in here.iterdir()}
     manifest = files.pop("manifest.json")
     place = {"from": here, "to": other / here.name, "the home of from": home, "the home of to": other}.get(at)
@@ -99,8 +99,11 @@ def test_no_batch_is_moved_from_or_to_where_something_else_is(tmp_path: Path, ki
 
     def move() -> None:
         with a_store(kind, path) as leasing:
-            (batch,) = leasing.dead() if to == "queue" else leasing.batches()
-            batch.return_to_queue() if to == "queue" else batch.to_dead_letters("x")
+            (batch,) = leasing.batches() if to == "dead letters" else leasing.dead()
+            if to == "dead letters":
+                batch.to_dead_letters("x")
+            else:
+                {"queue": batch.return_to_queue, "nowhere": batch.drop, "the front": batch.put_back}[to]()
 
     with pytest.raises(BadPath, match="move it away"):
         move()
@@ -109,7 +112,10 @@ def test_no_batch_is_moved_from_or_to_where_something_else_is(tmp_path: Path, ki
         kept.rename(place)
     move()
     with a_store(kind, path) as leasing:
-        (moved,) = leasing.batches() if to == "queue" else leasing.dead()
+        if to == "nowhere":
+            assert leasing.lease("next") is None
+            return
+        (moved,) = {"queue": leasing.batches, "dead letters": leasing.dead, "the front": lambda: [leasing.lease("next")]}[to]()
         assert [bytes(getattr(record, "body", record)) for record in moved] == [b"a", b"b"]
 
 
