@@ -37,7 +37,7 @@ from qewqew_core.secrecy import excerpt
 try:
     from qewqew_core import references, secrecy
     from qewqew_core.batch import manifest
-    from qewqew_core.errors import BadArgument, Corrupt, QewQewError
+    from qewqew_core.errors import BadArgument, BatchConflict, Corrupt, QewQewError
     from qewqew_spark.data_source import register
     from qewqew_spark.jobs import records
     from qewqew_spark.jobs.agreeing import agreed
@@ -61,6 +61,7 @@ except ModuleNotFoundError as error:
 
 
 NOTHING = "no schema was given and no record has a field to infer one from: an output without columns was not written"
+KEPT = "the batch was there already, and its bad records are those of then: by now, others would be bad"
 
 
 class TooManyBadRecords(QewQewError):
@@ -168,6 +169,7 @@ def run_in(
     name = f"records of {batches.ids[0]}"
     seen = Observation(name)
     persisted: DataFrame | None = None
+    note: str | None = None
 
     def made_of(good: DataFrame | None) -> list[DataFrame]:
         if good is None:
@@ -212,7 +214,7 @@ def run_in(
                     made[number] = True
                     sink.check(tables[number])
         # What nobody sees before its commit, or what a failure leaves as it was, is written in the pass that counts the records.
-        again = any(sink.again for sink in sinks)  # then the bad records may be the wrong ones
+        again = any(sink.stays for sink in sinks)  # then the bad records may be the wrong ones
         first = [
             columns and (sink.staged or (max_bad_records is None and not again and sink.early()))
             for sink, columns in zip(sinks, made, strict=True)
@@ -227,15 +229,24 @@ def run_in(
                     good.write.format("noop").mode("overwrite").save()
                 write(early=True)
             counts = {} if good is None else observed(seen)
-            if (counts.get("read"), counts.get("bad")) == (batches.records, 0):
-                reasons = aside.stage_none(written_to, judged)
-            else:  # some are bad; or a query has not read all, or reads some twice, or a lost task was counted twice
-                reasons, seen_again = found.set_aside(aside, written_to, judged)
-                if counts.get("read") != batches.records and "unnamed" in seen_again:
-                    counts = {**counts, "unnamed": seen_again["unnamed"]}
+            whole = counts.get("read") == batches.records
+            try:
+                if whole and counts["bad"] == 0:
+                    reasons = aside.stage_none(written_to, judged)
+                else:  # some are bad; or a query has not read all, or reads some twice, or a lost task was counted twice
+                    reasons, seen_again = found.set_aside(aside, written_to, judged)
+                    if not whole and "unnamed" in seen_again:
+                        counts = {**counts, "unnamed": seen_again["unnamed"]}
+                    if whole and counts["bad"] != sum(reasons.values()):
+                        raise Corrupt(f"{counts['bad']} bad records were found first, then {reasons}", path=str(batches))
+            except BatchConflict:
+                # Columns have other types since, maybe by another batch. What this batch has come to is whole.
+                stay = [sink.stays for sink in sinks]
+                kept = aside.keep([each.bad for each in stay if each]) if all(stay) else None
+                if kept is None:
+                    raise
+                reasons, note = kept, KEPT
             bad = sum(reasons.values())
-            if counts.get("read") == batches.records and counts["bad"] != bad:
-                raise Corrupt(f"{counts['bad']} bad records were found first, and {bad} then", path=str(batches))
             if max_bad_records is not None and bad > max_bad_records:
                 listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
                 aside.commit()
@@ -273,7 +284,7 @@ def run_in(
             for sink, count in zip(sinks, rows, strict=True)
         ],
         "quarantine": aside.place if bad else None,
-        "note": NOTHING if found.rows is None or not all(made) else None,
+        "note": NOTHING if found.rows is None or not all(made) else note,
         "seconds": round(time.monotonic() - began, 3),
     }
 

@@ -14,6 +14,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
@@ -34,6 +35,7 @@ class Quarantine:
         self.path = path
         self._batches = batches
         self._staging: str | None = None
+        self._keeps = False
 
     @property
     def place(self) -> str:
@@ -55,20 +57,14 @@ class Quarantine:
             for place in [staging] if exists(self._spark, self.path) else [self.path, staging]:
                 make_private(self._spark, place)
             bad.write.mode("append").partitionBy(BATCH).parquet(staging)
-        kind = F.substring_index("reason", ": ", 1).alias("kind")
-        hashed = F.sum(F.xxhash64(BATCH, "value").cast("decimal(20, 0)"))  # the same in whatever order
-        written = self._spark.read.schema(bad.schema).parquet(literal(staging)).groupBy(BATCH, kind)
-        rows = written.agg(F.count(F.lit(1)).alias("count"), hashed.alias("hashes")).collect()
+        rows = _counted(self._spark.read.schema(bad.schema).parquet(literal(staging)))
         judged(_bad_of(rows))
         now = {batch: _bad_of(row for row in rows if row[BATCH] == batch) for batch in {str(row[BATCH]) for row in rows}}
         for batch, lacking in self._lacking(now, outputs).items():
             text = json.dumps({"bad": now[batch], "outputs": lacking})
             write_bytes(self._spark, f"{staging}/{BATCH}={batch}/{_OUTPUTS}", text.encode())
         make_private(self._spark, staging, below=True)
-        reasons = Counter[str]()
-        for row in sorted(rows, key=lambda row: str(row["kind"])):
-            reasons[str(row["kind"])] += int(row["count"])
-        return dict(reasons)
+        return _reasons_of(rows)
 
     def stage_none(self, outputs: Collection[str], judged: Callable[[str], None]) -> dict[str, int]:
         """The same where all records are good."""
@@ -76,8 +72,22 @@ class Quarantine:
         self._lacking({}, outputs)
         return {}
 
+    def keep(self, bad: Collection[str | None]) -> dict[str, int] | None:
+        """Let what an earlier run has put there stay, if it is this `Append.bad`; returns how many, by the kind of reason."""
+        self.abort()
+        rows: list[Row] = []
+        for batch in self._there():
+            try:
+                rows += _counted(self._spark.read.parquet(literal(self._home(batch))).withColumn(BATCH, F.lit(batch)))
+            except PySparkException:  # somebody has removed files
+                return None
+        self._keeps = {*bad} == {_bad_of(rows)}
+        return _reasons_of(rows) if self._keeps else None
+
     def commit(self) -> None:
         """Let what was staged be there, in place of what an earlier run has put there."""
+        if self._keeps:
+            return
         for batch in self._there():
             delete(self._spark, self._home(batch))
         for name in listed(self._spark, self._staging) if self._staging else ():
@@ -126,6 +136,20 @@ class Quarantine:
         except (ValueError, LookupError, TypeError) as error:
             said = "it does not say any more which outputs lack the records here; move this directory to where you keep it"
             raise Corrupt(said, path=place) from error
+
+
+def _counted(records: DataFrame) -> list[Row]:
+    """How many records there are by batch and kind of reason, and a sum of hashes, which is the same in whatever order."""
+    kind = F.substring_index("reason", ": ", 1).alias("kind")
+    hashed = F.sum(F.xxhash64(BATCH, "value").cast("decimal(20, 0)")).alias("hashes")
+    return records.groupBy(BATCH, kind).agg(F.count(F.lit(1)).alias("count"), hashed).collect()
+
+
+def _reasons_of(groups: Iterable[Row]) -> dict[str, int]:
+    reasons = Counter[str]()
+    for row in sorted(groups, key=lambda row: str(row["kind"])):
+        reasons[str(row["kind"])] += int(row["count"])
+    return dict(reasons)
 
 
 def _bad_of(groups: Iterable[Row]) -> str:

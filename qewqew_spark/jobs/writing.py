@@ -75,9 +75,9 @@ class Sink(ABC):
         """Remove what was written and not committed."""
 
     @property
-    def again(self) -> bool:
-        """Do the rows of an earlier run of the batch stay?"""
-        return False
+    def stays(self) -> Found | None:
+        """The commit of an earlier run of the batch, whose rows stay."""
+        return None
 
     def early(self) -> bool:
         """May a sink that is not `staged` be written before it is known which records are bad? Only if a failure leaves the rows
@@ -241,11 +241,11 @@ class Once(Sink):
     @property
     def place(self) -> dict[str, Any]:
         found = self._found
-        return {**super().place, "snapshot": found and found.snapshot, "again": self.again}
+        return {**super().place, "snapshot": found and found.snapshot, "again": self.stays is not None}
 
     @property
-    def again(self) -> bool:
-        return self._found is not None and not self._found.ours
+    def stays(self) -> Found | None:
+        return None if self._found is None or self._found.ours else self._found
 
     @property
     def left_out(self) -> list[str]:

@@ -24,6 +24,7 @@ from spark_version import PLANS_BATCHES, WRITES_STREAMS
 from qewqew_core import Queue, Topic
 from qewqew_core.batch import manifest
 from qewqew_spark.jobs import batch as batch_job
+from qewqew_spark.jobs.output import Output
 from qewqew_spark.tables import append_once
 
 ROOT = Path(__file__).parents[3]
@@ -312,6 +313,19 @@ def transform(names: Names, home: Path) -> Iterator[None]:
         names["spark"].sql("SELECT * FROM VALUES (-1), (2) AS t(delay)"), manifest.load(home / "batch")
     ).collect()
     assert [(row.delay, row.queue) for row in rows] == [(2, "flights")]
+
+
+@example("bad = spark.read.parquet(")
+def quarantine(names: Names, home: Path) -> Iterator[None]:
+    batch = home / "b" / "orders-3f9c"
+    lease(home / "q", [b'{"id":1}', b'{"id":"x"}'], batch)
+    with (batch / "manifest.json").open() as file:
+        id = json.load(file)["id"]
+    result = batch_job.run(names["spark"], str(batch), [Output(str(home / "lake" / "orders"))], schema="id INT")
+    Path(result["quarantine"]).rename(Path(result["quarantine"]).with_name("batch=orders-3f9c"))
+    assert result["quarantine"].endswith(f"orders-quarantine/batch={id}")
+    yield
+    assert records(home / "data" / "orders.qew") == [b'{"id":"x"}']
 
 
 def test_the_command_of_the_job_does_what_the_page_says(spark: Any, tmp_path: Path) -> None:

@@ -455,6 +455,32 @@ def test_a_run_in_which_other_records_are_bad_loses_none_of_them(lake: Lake, kin
     assert "again" not in first["outputs"][1]
 
 
+@KINDS
+def test_what_a_batch_has_come_to_stays_when_other_records_would_be_bad_by_now(lake: Lake, kind: str, tmp_path: Path) -> None:
+    first = make_batch(tmp_path / "b1", lines({"id": 1, "x": []}, {"id": 2, "y": "a"}), batch_id="b1")
+    second = make_batch(tmp_path / "b2", lines({"id": 3, "x": 5}, {"id": "four"}), batch_id="b2")
+    aside = tmp_path / "aside"
+
+    def job(batch: Path, schema: str | None = None) -> dict[str, Any]:
+        return run(lake.session, str(batch), [output_of(lake, kind)], schema=schema, quarantine=str(aside))
+
+    job(first)
+    assert job(second)["bad"] == 1  # and x is a BIGINT now
+    before = lake.rows(kind, "id, x, y")
+    for batch, schema, bad in (first, None, 0), (second, "id STRING, x LONG", 1), (second, "id DATE", 1):
+        result = job(batch, schema)
+        assert (result["read"], result["bad"], result["outputs"][0]["again"]) == (2, bad, True)
+        assert "by now, others would be bad" in result["note"]
+        assert result["quarantine"] == (f"{aside}/batch=b2" if bad else None)
+        assert [row.value for row in lake.session.read.parquet(str(aside)).collect()] == [b'{"id": "four"}']
+    assert lake.rows(kind, "id, x, y") == before
+    assert job(second)["note"] is None
+    shutil.rmtree(aside / "batch=b2")  # without it nothing says what was bad
+    with pytest.raises(BatchConflict, match="1 then, 2 now"):
+        job(second, "id DATE")
+    assert job(second)["quarantine"] == f"{aside}/batch=b2"
+
+
 @pytest.mark.parametrize("kind", ["iceberg", "delta", "parquet"])
 def test_a_run_for_another_output_loses_no_record_that_the_first_one_lacks(lake: Lake, kind: str, tmp_path: Path) -> None:
     batch = make_batch(tmp_path / "b1", lines({"id": 1, "a": 5}, {"id": 2, "a": "five"}))

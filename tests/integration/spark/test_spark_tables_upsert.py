@@ -279,7 +279,7 @@ def test_the_job_upserts_and_null_keys_are_bad_records(lake: Lake, kind: str) ->
     )
     assert lake.rows(kind) == [(2, "zwei", 2)]
     do("b-3", {"id": 2, "name": "x", "ts": 3, "op": "U"}, sql="SELECT id, upper(name) AS name, ts, op FROM batch")
-    do("b-2", {"id": 2, "name": "again", "ts": 9})
+    do("b-3", {"id": 2, "name": "again", "ts": 9})  # it is there
     assert lake.rows(kind) == [(2, "X", 3)]
 
 
