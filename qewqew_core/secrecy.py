@@ -1,8 +1,8 @@
 """What is a secret in an option, a URL or a text: this decides for command lines, errors, plans, reasons and logs alike.
 
-A name tells of one (`_is_secret`), unless what follows the name says otherwise (`_is_shown`): a type, how many there are, the
-sentence of an error. URLs, logins, headers and keys in PEM need none. What `references` read is hidden whatever its form.
-All this takes time in proportion to the text: an error may quote a record of megabytes.
+A name tells of one (`_is_secret`), unless what follows it says otherwise (`_is_shown`): a type, a count, an error's sentence. A
+URL, login, header or key in PEM needs none. What `references` read is hidden whatever its form. All this takes time in proportion
+to the text: an error may quote a record of megabytes.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ _STEMS = (
     "pass pwd pat pw psk secret token jwt jaas cred auth connection sig sas key dsn otp mfa cookie hook bearer hmac pin sess %"
 )
 _SCHEMA = re.compile("(?i)schemas?$")  # names fields, which may have any name
+_CONF = re.compile(r"[._|]|[a-z][A-Z]|^(?:[A-Z]+|passphrase|apikey)\s")  # begins no sentence
 
 # Values that hide nothing, in any text: no, a type, a parameter of a statement, a mark of something hidden
 _TYPE = (
@@ -127,7 +128,6 @@ _SCHEME = re.compile(r"(?i)(?:bearer|basic|token|negotiate|ntlm|api-?key|oauth|s
 _TOKEN = re.compile(r"(?!(?i:username)=)[^\s\"',;…]+")
 _CREDENTIALS = re.compile(r"(?!(?i:digest) )[^\s\"',;…]+(?:[ \t][^\s\"',;…]+)?")
 _COOKIES = re.compile(r"""(?:"[^"\n…]*"|[^\s"';…])+(?:;[ \t]{0,2}[^\s"';=]+=(?:"[^"\n]*"|[^\s"';])*)*""")
-
 _BY = r"identified\s{1,9}(?:with\s{1,9}\S{1,64}\s{1,9})?(?:by|as)\s{1,9}(?:(?:password|values)\s{1,9})?"
 _ALONE = (  # what needs no name
     r"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}(?P<pem>(?:[\w+/=\s:,;.\\\"'`>|#*()\[\]]|-(?!---))*)",
@@ -151,8 +151,8 @@ _ALONE = (  # what needs no name
     r"(?P<said>(?=[\w-]{0,40}\d)(?=[\w-]{0,40}[A-Za-z])[\w.~+/=!$%^*-]{8,})",
     r"(?<![\w-])(?:-[A-Za-z]{0,6}u|--user|--proxy-user|-U)(?:[\s=]{1,9}|[\"'],\s{0,9}(?=[\"']))?(?P<quote>[\"'])?"
     r"(?!\d+:\d+\b)[^\s:\"']{1,128}:(?!//)(?P<login>(?(quote)(?:(?!(?P=quote))[^\n])+|(?:[^\s\"'\\]|[\"'\\](?=\w))+))",
-    r"\b(?:mysql\w{0,9}|mariadb[\w-]{0,9}|sshpass|redis-cli|(?:docker|podman|helm registry) login)\b[^\n;|&]{0,200}?\s"
-    r"(?:-p\s{0,3}|-a\s{1,3}|--pass\s{1,3})[\"']?(?P<short>[^\s\"'-]\S*?)(?=[\"']?(?:\s|$))",
+    r"\b(?:(?:mysql|mariadb)[\w-]{0,9}|sshpass|redis-cli|(?:docker|podman|registry)[ '\",]{1,4}login)\b[^\n;|&]{0,200}?\s[\"']?"
+    r"(?:(?:-[pa]|--pass)(?:[\"'],)?\s{1,3}|-p)[\"']?(?P<short>[^\s\"',-]\S*?)(?=[\"'](?:[\s\]),]|$)|\s|$)",
 )
 # Signs of these, in their order: a text has one
 _SIGNS = (
@@ -318,7 +318,7 @@ def _named(text: str) -> Iterator[tuple[int, int]]:
             or (before.endswith("/") and "=" in (found["sign"] or ""))  # a directory of a partition
             or (found["pair"] and not _is_pair(text, start, at))
             or (found["call"] and _ERROR.fullmatch(name))
-            or (found["conf"] and not (re.search(r"[._|]|^[A-Z]+\s", name + found["conf"]) and _BEFORE.fullmatch(line)))
+            or (found["conf"] and not (_CONF.search(name + found["conf"]) and _BEFORE.fullmatch(line)))
         ):
             places = _values(name, text, start, at, found["sign"] or found["set"] or found["sql"] or "")
         for place in places:

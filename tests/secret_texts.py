@@ -153,8 +153,10 @@ LISTED = [
     ),
 ]
 LINES = [f"{each}{SECRET}" for each in ("spark.hadoop.fs.s3a.secret.key ", "ENV PASSWORD ", "password   | ", "setenv API_KEY\t")]
+LINES += [f"{each} {SECRET}" for each in ("passphrase", "apikey", "accessKey", "secretAccessKey", "ENV passphrase")]
 # and which nobody listed
 OTHERS = [
+    *(str(["mysql", "-u", "x", f"-p{SECRET}"]), str(["sshpass", "-p", SECRET, "ssh"]), str(["docker", "login", "-p", SECRET])),
     *(f"log: password: {SECRET}", f"mysql -u root -p{SECRET} db", f"sshpass -p {SECRET} ssh h", f"run x --password {SECRET} y"),
     *(f"<password>{SECRET}</password>", f"<property><name>fs.s3a.secret.key</name>\n<value>{SECRET}</value></property>"),
     *(f'<property name="password" value="{SECRET}"/>', f'df.write.option("password", "{SECRET}")', f'.setPassword("{SECRET}")'),

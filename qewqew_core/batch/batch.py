@@ -104,7 +104,7 @@ class Batch(NotCopied):
     def _reading(self) -> Iterator[str]:
         """The directory of the batch. Says why it cannot be read: its files go at any moment, when somebody ends the batch."""
         directory = os.path.dirname(self.manifest_path)
-        self._leases.check_ours(self.manifest_path)
+        self._leases.check_ours(directory)
         try:
             yield directory
         except (BadManifest, Corrupt, OSError) as error:

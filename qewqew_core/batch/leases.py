@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from itertools import chain
 
 from qewqew_core import arguments
 from qewqew_core.batch import places
@@ -24,8 +23,7 @@ from qewqew_core.batch.batch_operations import EndLease, Extend, Forget, LeaseAg
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.lease_state import LeaseState
 from qewqew_core.batch.source import Source
-from qewqew_core.disk.opening import check_kinds, refusing
-from qewqew_core.errors import BadArgument, BadManifest, BatchConflict, BatchExpired, BatchNotFound, Corrupt, DiskFull
+from qewqew_core.errors import BadArgument, BadManifest, BadPath, BatchConflict, BatchExpired, BatchNotFound, Corrupt, DiskFull
 from qewqew_core.keys import key_hash
 from qewqew_core.secrecy import excerpt
 
@@ -85,12 +83,12 @@ class Leases:
         numbers = [number for _, number in self._state.expired_keys.values()]
         if places.remove_expired(self._files, self._stem, self._source.name, numbers):
             return True
-        acked = [batch.id for batch in self._state.history]
+        acked = list(self._state.history)
         oldest = acked[: (len(acked) + 1) // 2]
         if oldest:
             _logger.warning("%s: the disk is full: %d acknowledged batches go before their time", self._stem, len(oldest))
-            self._forget(oldest, keep_manifest=False)
-        return bool(oldest)
+            return self._expire(oldest, keep_manifest=False)
+        return False
 
     def _lease(self, key: str, max_records: int | None, max_bytes: int | None, lease_timeout: float | None) -> BatchState | None:
         most_records = arguments.check_bound("max_records", max_records) or sys.maxsize
@@ -144,9 +142,7 @@ class Leases:
 
     def _check_places(self, state: BatchState, *homes: str) -> None:
         """Raise `BadPath` if something else is where the batch belongs in these, or in the place of one of its files."""
-        above = [(place, True) for home in homes for place in (self._stem + home, os.path.join(self._stem + home, state.id))]
-        inside = places.names_in(self._files, self.directory_of(state), are_batches=False)
-        check_kinds(self._files, chain(above, inside), self.engine.what)
+        places.check(self._files, self.directory_of(state), self.engine.what, *(self._stem + home for home in homes))
 
     def _prepare_move(self, state: BatchState, home: str) -> None:
         """Before it is known in the log that the batch is there."""
@@ -259,14 +255,11 @@ class Leases:
 
     def drop(self, batch: Batch) -> None:
         with self.exclusive():
-            state = self._current(batch, "dead")
-            self._check_places(state, places.BATCHES, places.DEAD)
-            self._forget([state.id], keep_manifest=False)
+            self._forget([self._current(batch, "dead")], keep_manifest=False)
 
-    def check_ours(self, manifest_path: str) -> None:
-        """Raise `BadPath` if the batch that is there is somebody else's, who forges records."""
-        with contextlib.suppress(FileNotFoundError), refusing(self.engine.path, "batch"):
-            self._files.check_ours(manifest_path)
+    def check_ours(self, directory: str) -> None:
+        """Raise `BadPath` if something else is in the place of the batch's directory or of a file in it: others forge records."""
+        places.check(self._files, directory, self.engine.what, os.path.dirname(directory))
 
     def is_kept(self, batch: Batch) -> bool | None:
         """Whether the files of the batch should be where it has them; None if nobody can say, as the store is closed."""
@@ -316,15 +309,24 @@ class Leases:
         for batch in history:
             if batch.since > oldest and kept <= self.retention_bytes:
                 break
-            expired.append(batch.id)
+            expired.append(batch)
             kept -= occupied(batch.records, batch.bytes)
         if expired:
-            try:
-                self._forget(expired, keep_manifest=True)
-            except DiskFull as error:
-                _logger.warning("expired batches could not be removed: %s", error)
+            self._expire(expired, keep_manifest=True)
 
-    def _forget(self, batch_ids: list[str], keep_manifest: bool) -> None:
+    def _expire(self, batches: list[BatchState], keep_manifest: bool) -> bool:
+        """Forget them, if nothing is in the way."""
+        try:
+            self._forget(batches, keep_manifest)
+        except (DiskFull, BadPath) as error:
+            _logger.warning("expired batches could not be removed: %s", error)
+            return False
+        return True
+
+    def _forget(self, batches: list[BatchState], keep_manifest: bool) -> None:
+        for batch in batches:
+            self._check_places(batch, places.BATCHES, places.DEAD)
+        batch_ids = [batch.id for batch in batches]
         self._source.commit(Forget(batch_ids, keep_manifest))
         places.roll_forward_forget(self._files, self._stem, batch_ids, keep_manifest)
 

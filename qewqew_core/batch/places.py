@@ -12,7 +12,7 @@ from qewqew_core.batch import manifest
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.disk.files import Files, write_new
-from qewqew_core.disk.opening import strange
+from qewqew_core.disk.opening import check_kinds, strange
 from qewqew_core.errors import BadPath
 from qewqew_core.keys import key_hash
 
@@ -95,6 +95,15 @@ def names_in(files: Files, *homes: str, are_batches: bool = True) -> Iterator[tu
             yield path, are_batches
             if are_batches and is_right:
                 yield from names_in(files, path, are_batches=False)
+
+
+def check(files: Files, directory: str, what: str, *homes: str) -> None:
+    """Raise `BadPath` if something else is in the place of one of these homes of batches, of the batch's directory there, or of a
+    file of ours in ``directory``. ``what``: see `opening`.
+    """
+    above = [(place, True) for home in homes for place in (home, os.path.join(home, os.path.basename(directory)))]
+    inside = names_in(files, directory, are_batches=False)
+    check_kinds(files, chain(above, (each for each in inside if _is_ours(directory, os.path.basename(each[0])))), what)
 
 
 def is_strange(files: Files, directory: str, what: str) -> bool:

@@ -148,8 +148,10 @@ class IcebergAppend(StagedAppend):
                 ) as transaction,
                 transaction.update_spec() as spec,
             ):
-                for text in self.partition_by:
-                    spec.add_field(*transform_of(text))
+                for number, (name, transform) in enumerate(map(transform_of, self.partition_by)):
+                    # PyIceberg takes é for a letter of Avro's names, and readers stop at such a manifest.
+                    ascii = None if name.isascii() else "".join(each if each.isascii() else f"_x{ord(each):X}" for each in name)
+                    spec.add_field(name, transform, ascii and f"{ascii}_{number}")
         except Exception as error:
             if self._load() is not None:
                 return

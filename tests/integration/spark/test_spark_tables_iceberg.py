@@ -103,6 +103,17 @@ def test_partitions_of_double_keep_their_values_when_later_commits_write_them_ag
         assert found == [(id,)], value
 
 
+def test_names_of_partitions_can_be_read_by_others_whatever_the_columns_are_called(lake: Lake) -> None:
+    rows = lake.session.sql("SELECT 1L AS id, 'a' AS `é`, 2 AS `größe`, 3 AS `年`, 'b' AS `a b`")
+    parts = ["é", "truncate(2, größe)", "年", "bucket(4, é)", "a b"]
+    append_once(rows, "lake.shop.orders", "b", partition_by=parts)
+    append_once(rows, "lake.shop.orders", "b2")
+    assert lake.rows("iceberg", 'id, "é", "größe", "年", "a b"') == [(1, "a", 2, 3, "b")] * 2
+    names = [field.name for field in lake.catalog.load_table("shop.orders").spec().fields]
+    assert len({*names}) == 5
+    assert all(map(str.isascii, names)), names
+
+
 def literal(value: Any) -> Any:
     return value.isoformat() if isinstance(value, date) else value
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,52 @@ def test_no_batch_is_moved_from_or_to_where_something_else_is(tmp_path: Path, ki
             return
         (moved,) = {"queue": leasing.batches, "dead letters": leasing.dead, "the front": lambda: [leasing.lease("next")]}[to]()
         assert [bytes(getattr(record, "body", record)) for record in moved] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("kind", ["queue", "topic"])
+@pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.parametrize("at", ["home", "batch", "file", "manifest"])
+def test_no_batch_is_read_through_what_is_in_its_place(tmp_path: Path, kind: str, plant: str, at: str) -> None:
+    path = tmp_path / "store"
+    fill(kind, path)
+    with a_store(kind, path) as leasing:
+        batch = leasing.lease("first")
+        directory = Path(batch.manifest_path).parent
+        files = {each.name: each for each in directory.iterdir()}
+        manifest = files.pop("manifest.json")
+        place = {"home": directory.parent, "batch": directory, "file": min(files.values()), "manifest": manifest}[at]
+        place.rename(kept := tmp_path / "kept")
+        PLANTS[plant](place, kept)
+        for act in list, lambda batch: batch.publish(tmp_path / "published"):
+            with pytest.raises(BadPath, match="move it away"):
+                act(batch)
+        assert not (tmp_path / "published").exists()
+        place.rmdir() if place.is_dir() and not place.is_symlink() else place.unlink()
+        kept.rename(place)
+        assert len(list(batch)) == 2
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_what_is_in_the_place_of_an_acknowledged_batch_keeps_it_from_being_removed_and_nothing_else(
+    tmp_path: Path, plant: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "store"
+    fill("queue", path)
+    with Queue(path) as queue:
+        batch = queue.lease("first", max_records=1)
+        assert batch is not None
+        batch.ack()
+    manifest = Path(batch.manifest_path)
+    segment = min({*manifest.parent.iterdir()} - {manifest})
+    segment.rename(kept := tmp_path / "kept")
+    PLANTS[plant](segment, kept)
+    with Queue(path, retention=timedelta(0)) as queue:
+        second = queue.lease("second")
+        assert second is not None
+        second.ack()
+        assert queue.lease("third") is None
+    assert "expired batches could not be removed" in caplog.text
+    assert segment.parent.is_dir()
 
 
 @pytest.mark.parametrize("kind", ["queue", "topic"])
