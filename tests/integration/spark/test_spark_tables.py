@@ -25,6 +25,7 @@ from qewqew_spark.data_source import register
 from qewqew_spark.jobs import batch as job
 from qewqew_spark.jobs.batch import TooManyBadRecords, run
 from qewqew_spark.jobs.output import Output
+from qewqew_spark.jobs.quarantine import Quarantine
 from qewqew_spark.jobs.writing import Once
 from qewqew_spark.tables import append_once, append_to
 
@@ -453,6 +454,31 @@ def test_a_run_in_which_other_records_are_bad_loses_none_of_them(lake: Lake, kin
         assert [result["outputs"][0]["again"] for result in (first, again)] == [False, True]
         assert there() == before
     assert "again" not in first["outputs"][1]
+
+
+@KINDS
+def test_a_run_that_is_killed_before_its_bad_records_are_in_the_quarantine_is_completed_by_the_next(
+    lake: Lake, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, aside = make_batch(tmp_path / "b1", [*lines({"id": 1}), b"{"]), tmp_path / "aside"
+
+    def job() -> dict[str, Any]:
+        return run(lake.session, str(batch), [output_of(lake, kind)], schema="id LONG", quarantine=str(aside))
+
+    def killed(quarantine: Quarantine) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as during:
+        during.setattr(Quarantine, "commit", killed)
+        during.setattr(Quarantine, "abort", killed)
+        with pytest.raises(SystemExit):
+            job()
+    assert (lake.rows(kind), [path.name[:12] for path in aside.iterdir()]) == ([(1,)], [".batch=order"])
+    result = job()
+    assert (result["outputs"][0]["again"], result["bad"]) == (True, 1)
+    assert [path.name for path in aside.iterdir()] == ["batch=orders-1a2b"]
+    assert lake.session.read.parquet(result["quarantine"]).count() == 1
+    assert lake.rows(kind) == [(1,)]
 
 
 @KINDS
