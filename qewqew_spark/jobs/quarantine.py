@@ -14,6 +14,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -53,11 +54,19 @@ class Quarantine:
             if name.startswith(mine):  # of a run that was killed
                 delete(self._spark, f"{self.path}/{name}")
         self._staging = staging = f"{self.path}/{mine}{uuid.uuid4().hex[:12]}"
-        with blamed_write(f"the quarantine {self.path}"):
-            for place in [staging] if exists(self._spark, self.path) else [self.path, staging]:
-                make_private(self._spark, place)
-            bad.write.mode("append").partitionBy(BATCH).parquet(staging)
-        rows = _counted(self._spark.read.schema(bad.schema).parquet(literal(staging)))
+        try:
+            with blamed_write(f"the quarantine {self.path}"):
+                for place in [staging] if exists(self._spark, self.path) else [self.path, staging]:
+                    make_private(self._spark, place)
+                bad.write.mode("append").partitionBy(BATCH).parquet(staging)
+            rows = _counted(self._spark.read.schema(bad.schema).parquet(literal(staging)))
+        except (PySparkException, Py4JJavaError) as error:
+            if exists(self._spark, staging):
+                raise
+            said = (
+                f"{self.place}: another run of the batch is at work, and removed what this one had staged. Nothing was added"
+            )
+            raise BatchConflict(said) from error
         judged(_bad_of(rows))
         now = {batch: _bad_of(row for row in rows if row[BATCH] == batch) for batch in {str(row[BATCH]) for row in rows}}
         for batch, lacking in self._lacking(now, outputs).items():

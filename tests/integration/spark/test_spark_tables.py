@@ -23,6 +23,7 @@ from spark_lake import Lake
 from qewqew_core import BadArgument, BatchConflict, Corrupt, Topic
 from qewqew_spark.data_source import register
 from qewqew_spark.jobs import batch as job
+from qewqew_spark.jobs import quarantine
 from qewqew_spark.jobs.batch import TooManyBadRecords, run
 from qewqew_spark.jobs.output import Output
 from qewqew_spark.jobs.quarantine import Quarantine
@@ -479,6 +480,27 @@ def test_a_run_that_is_killed_before_its_bad_records_are_in_the_quarantine_is_co
     assert [path.name for path in aside.iterdir()] == ["batch=orders-1a2b"]
     assert lake.session.read.parquet(result["quarantine"]).count() == 1
     assert lake.rows(kind) == [(1,)]
+
+
+def test_a_run_whose_bad_records_another_one_removes_before_they_are_counted(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, aside = make_batch(tmp_path / "b1", [*lines({"id": 1}), b"{"]), tmp_path / "aside"
+
+    def job() -> dict[str, Any]:
+        return run(lake.session, str(batch), [output_of(lake, "iceberg")], schema="id LONG", quarantine=str(aside))
+
+    def late(records: Any) -> Any:
+        monkeypatch.setattr(quarantine, "_counted", counted)
+        assert job()["bad"] == 1
+        return counted(records)
+
+    counted = quarantine._counted
+    monkeypatch.setattr(quarantine, "_counted", late)
+    with pytest.raises(BatchConflict, match="another run of the batch is at work, and removed what this one had staged"):
+        job()
+    assert lake.rows("iceberg") == [(1,)]
+    assert [path.name for path in aside.iterdir()] == ["batch=orders-1a2b"]
 
 
 @KINDS
