@@ -63,9 +63,7 @@ class Quarantine:
         except (PySparkException, Py4JJavaError) as error:
             if exists(self._spark, staging):
                 raise
-            said = (
-                f"{self.place}: another run of the batch is at work, and removed what this one had staged. Nothing was added"
-            )
+            said = f"{self.place}: another run of the batch is at work, and removed what this one had staged. Nothing was added"
             raise BatchConflict(said) from error
         judged(_bad_of(rows))
         now = {batch: _bad_of(row for row in rows if row[BATCH] == batch) for batch in {str(row[BATCH]) for row in rows}}
