@@ -25,7 +25,7 @@ from qewqew_core.batch.lease_state import LeaseState
 from qewqew_core.batch.source import Source
 from qewqew_core.errors import BadArgument, BadManifest, BadPath, BatchConflict, BatchExpired, BatchNotFound, Corrupt, DiskFull
 from qewqew_core.keys import key_hash
-from qewqew_core.secrecy import excerpt
+from qewqew_core.secrecy import excerpt, hide
 
 _logger = logging.getLogger(__name__)
 LONGEST_RETRY_DELAY = 3600.0  # seconds, unless the first one is longer
@@ -217,7 +217,7 @@ class Leases:
         with self.exclusive():
             state = self._current(batch, "leased", *(["acked"] if to == "acked" else []))
             if state.state == "leased":
-                self._end(state, to, reason)
+                self._end(state, to, hide(reason))
             self._show(batch, state)
             if to == "acked":
                 self.remove_old()

@@ -79,12 +79,12 @@ class Commands(typer.core.TyperGroup):
 
 @contextlib.contextmanager
 def _visible_usage() -> Iterator[None]:
-    """What a usage error repeats of the arguments may act on a terminal, or turn the order of its letters."""
+    """What a usage error repeats of the arguments may be a secret, act on a terminal, or turn the order of its letters."""
     try:
         yield
     except _UsageError as error:
         said: Any = error
-        said.message = visible(said.message)
+        said.message = visible(hide(said.message))
         raise
 
 

@@ -113,6 +113,19 @@ def strange(files: Files, names: Iterable[tuple[str, bool]], what: str) -> Itera
             yield error
 
 
+def unwritable(files: Files, directory: str, what: str) -> Iterator[BadPath]:
+    """What an opening says if this user may not create files in the directory; nothing where all is mounted read-only."""
+    try:
+        with opening(directory, what):
+            try:
+                files.check_writable(directory)
+            except OSError as error:
+                if error.errno != errno.EROFS:
+                    raise
+    except BadPath as error:
+        yield error
+
+
 def moved(path: str, what: str) -> Broken:
     """What to raise if an open file is not the one at its path any more: what stands there is another's."""
     return Broken(

@@ -12,7 +12,7 @@ from itertools import chain
 
 from qewqew_core.batch import damage_met, places
 from qewqew_core.disk.files import DISK, Files
-from qewqew_core.disk.opening import strange
+from qewqew_core.disk.opening import strange, unwritable
 from qewqew_core.errors import BadPath
 from qewqew_core.formats import chunk
 from qewqew_core.queue import paths
@@ -31,7 +31,9 @@ def strangers(files: Files, path: str, closely: bool = True) -> Iterator[BadPath
         return
     flat = places.names_in(files, *(path + suffix for suffix in (paths.LEASE, paths.SPILL, paths.STAGED)), are_batches=False)
     batches = places.names_in(files, path + places.BATCHES, path + places.DEAD)
-    yield from strange(files, chain(paths.names_of(path), damage_met.names_of(path), flat, batches), "queue")
+    yield from unwritable(files, os.path.dirname(path), "queue")
+    names = chain([(path, False)], paths.names_of(path), damage_met.names_of(path), flat, batches)
+    yield from strange(files, names, "queue")
     yield from strange_chunks(files, path)
 
 

@@ -13,7 +13,7 @@ import os
 import re
 import uuid
 
-from qewqew_core.arguments import check_group
+from qewqew_core.arguments import check_group, check_path_text
 from qewqew_core.disk.directories import FOR_GROUP
 from qewqew_core.disk.files import SMALL, files_of, look_into, read_whole, write_new
 from qewqew_core.disk.opening import opening
@@ -41,9 +41,14 @@ def init(directory: str, id: str | None = None, group: str | None = None) -> tup
     if id is not None:
         check_id("the id", id)
     members = None if group is None else check_group(group)
-    directory = os.path.realpath(directory)
+    given = check_path_text("directory", directory).rstrip("/") or "/"
+    directory = os.path.realpath(given)
     file = os.path.join(directory, NAME)
     with opening(directory, "directory"):
+        if os.path.islink(given) and (os.lstat(given).st_uid not in (0, os.geteuid()) or not os.path.exists(given)):
+            raise BadPath(
+                "is a link to nothing, or one of another user. Nothing was changed; give the directory itself", path=given
+            )
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory, 0o700)
             if members is not None:

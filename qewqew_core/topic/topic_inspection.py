@@ -14,7 +14,7 @@ from qewqew_core.batch import damage_met, places
 from qewqew_core.batch.stats import QueueStats
 from qewqew_core.disk.files import Files, list_if_there, look_into
 from qewqew_core.disk.looking import look_again
-from qewqew_core.disk.opening import opening, strange
+from qewqew_core.disk.opening import opening, strange, unwritable
 from qewqew_core.errors import BadPath, Corrupt, QewQewError
 from qewqew_core.formats.zbus import HEAD
 from qewqew_core.topic import block_sums, reader_files, reader_inspection, topic_paths
@@ -67,7 +67,8 @@ def strangers(files: Files, directory: str) -> Iterator[BadPath]:
     """
     own = topic_paths.names_of(directory, list_if_there(files, os.path.join(directory, "state")))
     blocks = places.names_in(files, topic_paths.data_of(directory), are_batches=False)
-    return strange(files, chain(own, damage_met.names_of(os.path.join(directory, "state", "topic")), blocks), "topic")
+    yield from unwritable(files, directory, "topic")
+    yield from strange(files, chain(own, damage_met.names_of(os.path.join(directory, "state", "topic")), blocks), "topic")
 
 
 def stats_of(files: Files, view: View, closely: bool = False) -> tuple[TopicStats, dict[str, ReaderState]]:

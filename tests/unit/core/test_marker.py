@@ -54,6 +54,26 @@ def test_a_group_shares_the_directory_and_its_marker(tmp_path: Path) -> None:
         queue.put(b"a")
 
 
+def test_no_link_leads_init_to_where_somebody_else_wants_it(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    (tmp_path / "nothing").symlink_to(tmp_path / "no")
+    assert marker.init(str(tmp_path / "link")) == (marker.id_of(str(tmp_path / "mine")), True)
+    wrong = ["nothing", "nothing/"]
+    if os.geteuid() == 0:
+        (tmp_path / "theirs").symlink_to(tmp_path / "other")
+        (tmp_path / "other").mkdir()
+        os.chown(tmp_path / "theirs", 12345, 12345, follow_symlinks=False)
+        wrong += ["theirs", "theirs//"]
+    for name in wrong:
+        with pytest.raises(BadPath, match="is a link to nothing, or one of another user"):
+            marker.init(f"{tmp_path}/{name}")
+    assert not (tmp_path / "no").exists()
+    for empty in "", "\0":
+        with pytest.raises(BadPath, match="path is a"):
+            marker.init(empty)
+
+
 def test_many_at_once_give_a_directory_one_id(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: marker.init(str(tmp_path / "queues")), range(32)))

@@ -89,3 +89,21 @@ def test_the_file_for_the_collector_is_written_through_nothing_that_others_put_t
     assert (file.read_bytes(), file.is_symlink(), file.stat().st_mode & 0o777) == (b"new", False, 0o644)
     assert precious.read_text() == "precious"
     assert len([*tmp_path.glob("q.prom*")]) == 2
+
+
+def test_no_usage_error_repeats_a_secret(tmp_path: Path) -> None:
+    for arguments in (["check", tmp_path, "--max-age", "postgresql://u:Zq8vXk3p@h/db"], ["s3://AK:Zq8vXk3p@b/k"]):
+        result = run(*arguments)
+        assert result.exit_code == 2
+        assert "Zq8vXk3p" not in result.stdout + result.stderr
+
+
+def test_no_reason_keeps_a_secret(tmp_path: Path) -> None:
+    for end in "nack", "to_dead_letters":
+        with Queue(tmp_path / end) as queue:
+            queue.put(b"x")
+            batch = queue.lease("k")
+            assert batch is not None
+            getattr(batch, end)("failed: postgresql://u:Zq8vXk3p@h/db, password='Zq8vXk3p'" + " and more" * 200)
+            assert batch.reason.startswith("failed: postgresql://u:…@h/db, password=")
+        assert not any(b"Zq8vXk3p" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())

@@ -125,6 +125,38 @@ def test_whatever_belongs_to_somebody_else_is_named_by_every_look(kind: str, sha
         as_user(lambda home, name=name: check_looks(kind, name, home), home, USER)  # type: ignore[misc]
 
 
+@as_root
+@pytest.mark.parametrize("kind", NAMES)
+def test_what_this_user_may_not_write_is_named_by_every_look(kind: str, shared: Path) -> None:  # noqa: F811
+    def make(home: Path) -> None:
+        home.mkdir()
+        for store in ("s", "fine"):
+            MAKE[kind](home / store, b"ours")
+
+    def check(home: Path, place: Path) -> None:
+        refused: list[bool] = []
+        for mode in 0o400, 0o500:
+            before = place.stat().st_mode
+            if place.is_dir() == (mode == 0o500):
+                place.chmod(mode)
+                is_refused = run("put", home / "s", "x").exit_code == 1
+                for command in ("check", "ls", "metrics"):
+                    result = run(command, home / "s" if place == home else home)
+                    told = " ".join((result.stdout + result.stderr).split())
+                    is_named = ("no permission" in told and result.exit_code != 0) or (command == "metrics" and "} 0" in told)
+                    assert is_named or not is_refused, (command, place, told)
+                refused.append(is_refused)
+                place.chmod(before)
+        if place in (home, home / "s"):
+            assert any(refused)
+
+    home = shared / "home"
+    as_user(make, home, USER)
+    for place in [home if kind == "queue" else home / "s", *sorted((home / "s").rglob("*")), *home.glob("s*")]:
+        if not place.name.endswith((".reserve", ".sums")) and not any(part.endswith(".reserve") for part in place.parts):
+            as_user(lambda home, place=place: check(home, place), home, USER)  # type: ignore[misc]
+
+
 def make_batches(kind: str, path: Path) -> None:
     """A store with an acknowledged, a leased and a dead batch."""
     with ExitStack() as opened:
