@@ -47,6 +47,7 @@ def noted(stem: str) -> str | None:
 
 
 def forget(files: Files, stem: str) -> None:
-    """It was repaired."""
+    """It was repaired. Something else in its place stays."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        files.unlink(os.path.join(stem + places.DAMAGED, _MET))
+        if files.is_regular(place := os.path.join(stem + places.DAMAGED, _MET)):
+            files.unlink(place)

@@ -123,6 +123,7 @@ class Leases:
         """
         directory, attempt = self.directory_of(state), state.attempt + 1
         self._check_places(state, places.BATCHES)  # something else is moved away again: only what is not there is missing
+        self._bring_home(state)
         try:
             coming = self._source.manifest_of(replace(state, keys=[*state.keys, key], attempt=attempt))
             self._source.prepare(partial(places.prepare_manifest, self._files, directory, coming))
@@ -143,6 +144,11 @@ class Leases:
     def _check_places(self, state: BatchState, *homes: str) -> None:
         """Raise `BadPath` if something else is where the batch belongs in these, or in the place of one of its files."""
         places.check(self._files, self.directory_of(state), self.engine.what, *(self._stem + home for home in homes))
+
+    def _bring_home(self, state: BatchState) -> None:
+        """Move the batch's directory to where the log has it: it was away, or at its other place, when the log came to say so."""
+        if not self._files.is_directory(self.directory_of(state)):
+            places.roll_forward_place(self._files, self._stem, state)
 
     def _prepare_move(self, state: BatchState, home: str) -> None:
         """Before it is known in the log that the batch is there."""
@@ -235,6 +241,7 @@ class Leases:
         with self.exclusive():
             state = self._current(batch, "dead")
             self._prepare_move(state, places.BATCHES)
+            self._bring_home(state)
             self._source.manifest_of(state)  # it raises if its files are missing: the next lease would only set it aside again
             self._source.commit(EndLease(state.id, "returned", state.reason, 0))
             self._source.move(partial(places.roll_forward_place, self._files, self._stem, state))
@@ -251,6 +258,7 @@ class Leases:
         with self.exclusive():
             state = self._current(batch, "leased", "returned", "dead")
             self._check_places(state, places.BATCHES, places.DEAD)
+            self._bring_home(state)
             self._source.put_back(state)
 
     def drop(self, batch: Batch) -> None:

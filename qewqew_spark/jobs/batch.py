@@ -214,9 +214,12 @@ def run_in(
                     made[number] = True
                     sink.check(tables[number])
         # What nobody sees before its commit, or what a failure leaves as it was, is written in the pass that counts the records.
-        again = any(sink.stays for sink in sinks)  # then the bad records may be the wrong ones
+        # Where the rows or the bad records of an earlier run must stay, those of this one may be the wrong ones.
+        again = any(sink.stays for sink in sinks) or aside.binds(written_to)
         first = [
-            columns and (sink.staged or (max_bad_records is None and not again and sink.early()))
+            columns
+            and (sink.staged or (max_bad_records is None and not again and sink.early()))
+            and not (max_bad_records is not None and sink.makes())
             for sink, columns in zip(sinks, made, strict=True)
         ]
         try:
@@ -249,11 +252,9 @@ def run_in(
             bad = sum(reasons.values())
             if max_bad_records is not None and bad > max_bad_records:
                 listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-                aside.commit()
-                raise TooManyBadRecords(
-                    f"{bad} of {batches.records} records do not decode ({listed}), max_bad_records is {max_bad_records}; "
-                    f"they are in {aside.place}, no output was written"
-                )
+                said = f"{bad} of {batches.records} records do not decode ({listed}), max_bad_records is {max_bad_records}; "
+                said += f"they are in {aside.place}" if aside.show() else f"{aside.place} stays, as outputs lack what is there"
+                raise TooManyBadRecords(f"{said}, no output was written")
             write(early=False)
         except BaseException:
             for sink in sinks:

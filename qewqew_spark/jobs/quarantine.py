@@ -37,6 +37,7 @@ class Quarantine:
         self._batches = batches
         self._staging: str | None = None
         self._keeps = False
+        self._mine = f".{BATCH}={next(iter(batches))}~"  # what the names of directories begin with where nobody looks
 
     @property
     def place(self) -> str:
@@ -49,11 +50,10 @@ class Quarantine:
         ``bad`` is computed once. ``outputs``: the places that this run writes to. ``judged``: is told of `Append.bad`, and may
         raise. Raises `BatchConflict` if a record is to leave the quarantine that another output lacks.
         """
-        mine = f".{BATCH}={next(iter(self._batches))}~"
         for name in listed(self._spark, self.path):
-            if name.startswith(mine):  # of a run that was killed
+            if name.startswith(self._mine):  # of a run that was killed
                 delete(self._spark, f"{self.path}/{name}")
-        self._staging = staging = f"{self.path}/{mine}{uuid.uuid4().hex[:12]}"
+        self._staging = staging = f"{self.path}/{self._mine}{uuid.uuid4().hex[:12]}"
         try:
             with blamed_write(f"the quarantine {self.path}"):
                 for place in [staging] if exists(self._spark, self.path) else [self.path, staging]:
@@ -96,11 +96,32 @@ class Quarantine:
         if self._keeps:
             return
         for batch in self._there():
-            delete(self._spark, self._home(batch))
+            gone = f"{self.path}/{self._mine}{uuid.uuid4().hex[:12]}"  # in one step: a part would say nothing of its outputs
+            rename(self._spark, self._home(batch), gone)
+            delete(self._spark, gone)
         for name in listed(self._spark, self._staging) if self._staging else ():
             if name.startswith(f"{BATCH}="):
                 rename(self._spark, f"{self._staging}/{name}", f"{self.path}/{name}")
         self.abort()
+
+    def show(self) -> bool:
+        """Let what was staged be there to be looked at, although no output has the batch. Not in place of what an output lacks:
+        then it is removed. Returns whether it is there.
+        """
+        if self._staging is None or any(self._then(batch)[1] for batch in self._there()):
+            self.abort()
+            return False
+        for name in listed(self._spark, self._staging):
+            if name.startswith(f"{BATCH}="):
+                delete(self._spark, place := f"{self._staging}/{name}/{_OUTPUTS}")
+                write_bytes(self._spark, place, json.dumps({"bad": "", "outputs": []}).encode())
+        make_private(self._spark, self._staging, below=True)
+        self.commit()
+        return True
+
+    def binds(self, outputs: Collection[str]) -> bool:
+        """Do other outputs lack what is there now?"""
+        return any({*self._then(batch)[1]} - {*outputs} for batch in self._there())
 
     def abort(self) -> None:
         """Remove what was staged and not committed."""
@@ -135,10 +156,10 @@ class Quarantine:
         """Of an earlier run: `Append.bad`, and the outputs that have the batch without these records."""
         place = f"{self._home(batch)}/{_OUTPUTS}"
         text = read_bytes(self._spark, place)
-        if text is None:
-            return "", []  # as a run leaves it that is killed while it removes this
+        if text is None and not any(name.endswith(".parquet") for name in listed(self._spark, self._home(batch))):
+            return "", []
         try:
-            found = json.loads(text)
+            found = json.loads(text or "")
             return str(found["bad"]), list(map(str, found["outputs"]))
         except (ValueError, LookupError, TypeError) as error:
             said = "it does not say any more which outputs lack the records here; move this directory to where you keep it"

@@ -85,6 +85,10 @@ class Sink(ABC):
         """
         return True
 
+    def makes(self) -> bool:
+        """Does `write` make a table that others see at once?"""
+        return False
+
     def judged(self, bad: str) -> None:  # noqa: B027
         """Know which records of the batch are `Append.bad`, before `commit`, and before the quarantine has them.
 
@@ -277,6 +281,9 @@ class Once(Sink):
 
     def early(self) -> bool:
         return False  # a commit says which records are bad
+
+    def makes(self) -> bool:
+        return self._found is None and self.there() is None
 
     def judged(self, bad: str) -> None:
         self._append.bad = bad

@@ -582,13 +582,43 @@ def test_of_two_runs_at_once_in_which_other_records_are_bad_the_slower_one_fails
     assert [path.name for path in aside.glob("*")] == (["batch=orders-1a2b"] if fast == "TINYINT" else [])
 
 
+def test_a_run_that_fails_changes_no_quarantine_that_an_output_needs(lake: Lake, tmp_path: Path) -> None:
+    batch = make_batch(tmp_path / "b1", lines({"id": 1, "a": 5}, {"id": 2, "a": "x"}, {"id": "three", "a": 7}))
+    files, aside = [Output(str(tmp_path / "files"))], tmp_path / "aside"
+
+    def job(outputs: list[Output], schema: str, **more: Any) -> Any:
+        return run(lake.session, str(batch), outputs, schema=schema, quarantine=str(aside), **more)
+
+    def bad() -> list[bytes]:
+        return sorted(bytes(row.value) for row in lake.session.read.parquet(str(aside)).collect())
+
+    with pytest.raises(TooManyBadRecords, match=r"they are in .*batch=orders-1a2b, no output was written"):
+        job(files, "id STRING, a DATE", max_bad_records=1)
+    assert len(bad()) == 3
+    assert job(files, "id STRING, a BIGINT")["bad"] == 1  # no output lacked those of the run that failed
+    before = bad()
+    with pytest.raises(TooManyBadRecords, match=r"batch=orders-1a2b stays, as outputs lack what is there"):
+        job(files, "id BIGINT, a STRING", max_bad_records=0)
+    assert bad() == before
+    table = Output(table="quarantined", format="parquet")
+    lake.session.sql("CREATE TABLE quarantined (id STRING, a STRING, batch STRING) USING parquet PARTITIONED BY (batch)")
+    with pytest.raises(BatchConflict, match=r"They are not in .*files, to which this run does not write"):
+        job([table], "id STRING, a STRING")  # whose write is its commit
+    assert lake.session.table("quarantined").isEmpty()
+    (aside / "batch=orders-1a2b" / "_outputs.json").unlink()
+    with pytest.raises(Corrupt, match="it does not say any more which outputs lack the records here"):
+        job([Output(str(tmp_path / "other"))], "id STRING, a STRING")
+    assert bad() == before
+
+
 @KINDS
 def test_a_job_that_fails_its_checks_appends_nothing(lake: Lake, kind: str, tmp_path: Path) -> None:
     batch = make_batch(tmp_path / "b1", [*lines({"id": 1}), b"{"])
     with pytest.raises(TooManyBadRecords):
         run(lake.session, str(batch), [output_of(lake, kind)], quarantine=str(tmp_path / "aside"), max_bad_records=0)
-    assert lake.rows(kind) == []
     assert not list(lake.place.rglob("data/qewqew/*/*.parquet"))
+    assert not lake.catalog.namespace_exists("shop") if kind == "iceberg" else not Path(lake.name(kind)).exists()
+    assert lake.session.read.parquet(str(tmp_path / "aside")).count() == 1
     run(lake.session, str(batch), [output_of(lake, kind)], quarantine=str(tmp_path / "aside"))
     assert lake.rows(kind) == [(1,)]
 

@@ -167,6 +167,32 @@ def test_what_is_in_the_place_of_an_acknowledged_batch_keeps_it_from_being_remov
 
 
 @pytest.mark.parametrize("kind", ["queue", "topic"])
+@pytest.mark.parametrize("end", ["return_to_queue", "put_back"])
+def test_a_batch_that_was_away_when_it_became_a_dead_letter_is_found(tmp_path: Path, kind: str, end: str) -> None:
+    path = tmp_path / "store"
+    fill(kind, path)
+    with a_store(kind, path) as leasing:
+        batch = leasing.lease("first")
+    home = Path(batch.manifest_path).parent.parent
+    home.rename(tmp_path / "away")
+    with a_store(kind, path) as leasing:
+        leasing.batches()[0].to_dead_letters("x")
+    home.rmdir() if home.exists() else None
+    (tmp_path / "away").rename(home)
+    with a_store(kind, path) as leasing:
+        getattr(leasing.dead()[0], end)()
+        again = leasing.lease("second")
+        assert [bytes(getattr(record, "body", record)) for record in again] == [b"a", b"b"]
+        again.nack("x")
+    directory = Path(again.manifest_path).parent
+    (other := home.with_suffix(".dead")).mkdir(exist_ok=True)
+    directory.rename(other / directory.name)
+    with a_store(kind, path) as leasing:
+        third = leasing.lease("third")
+        assert (third.id, len(list(third)), leasing.dead()) == (again.id, 2, [])
+
+
+@pytest.mark.parametrize("kind", ["queue", "topic"])
 def test_a_dead_batch_comes_back_where_copies_have_left_out_empty_directories(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "store"
     fill(kind, path)
