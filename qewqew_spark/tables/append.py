@@ -146,7 +146,8 @@ class Append(ABC):
     def committed(self) -> dict[str, Found]:
         """Those of the batches that the table has, looked up now."""
 
-    def _found(self, snapshot: str, marks: Mapping[str, str]) -> Found:
+    def found(self, snapshot: str, marks: Mapping[str, str]) -> Found:
+        """What the marks of a commit say."""
         return Found(snapshot, marks.get(ATTEMPT) == self.attempt, marks.get(BAD))
 
     def check(self, columns: StructType) -> None:

@@ -102,7 +102,7 @@ class IcebergBySpark(BySpark):
         marked = summary.getItem(BATCH_IDS).isNotNull() | summary.getItem(BATCH_ID).isin(*wanted)
         for row in snapshots.where(marked).select("snapshot_id", "summary").collect():
             for batch in wanted.intersection(named(row.summary)):
-                found[batch] = self._found(str(row.snapshot_id), row.summary)
+                found[batch] = self.found(str(row.snapshot_id), row.summary)
         if len(found) < len(wanted):
             oldest = snapshots.orderBy("committed_at").select(F.unix_millis("committed_at").alias("at"), "parent_id").first()
             if oldest is not None and oldest.parent_id is not None:
@@ -183,7 +183,7 @@ class DeltaBySpark(BySpark):
             for version, text in history.where(F.col("userMetadata").contains(BATCH_ID)).collect():
                 marks = marks_in(text)
                 if batch in named(marks):
-                    return {batch: self._found(str(version), marks)}
+                    return {batch: self.found(str(version), marks)}
         # Committed, but not in the history: the log has had the transaction for longer than that.
         return {batch: Found("")} if self._done else {}
 

@@ -73,7 +73,7 @@ class DeltaAppend(StagedAppend):
         for commit in table.history(1000) if found else ():
             marks = marks_in(commit.get("userMetadata"))
             for batch in found.keys() & named(marks):
-                found[batch] = self._found(str(commit["version"]), marks)
+                found[batch] = self.found(str(commit["version"]), marks)
         return found
 
     def there(self) -> StructType | None:

@@ -108,7 +108,7 @@ class IcebergAppend(StagedAppend):
         for snapshot in snapshots:
             marks = snapshot.summary.additional_properties if snapshot.summary is not None else {}
             for batch in filter(wanted.__contains__, named(marks)):
-                found[batch] = self._found(str(snapshot.snapshot_id), marks)
+                found[batch] = self.found(str(snapshot.snapshot_id), marks)
         oldest = min(snapshots, key=lambda snapshot: snapshot.timestamp_ms, default=None)
         # There were others before it.
         forgotten = oldest is not None and (oldest.parent_snapshot_id is not None or (oldest.sequence_number or 0) > 1)
