@@ -131,7 +131,7 @@ def run_in(
     schema_evolution: str = "merge",
     rescued: str | None = None,
 ) -> dict[str, Any]:
-    """`run` in the session itself, which nobody else may use meanwhile, and where it leaves the format `qewqew`."""
+    """`run` in the session itself, which nobody else may use meanwhile, and which then has the format `qewqew` and a setting."""
     began = time.monotonic()
     quarantine = check_arguments(
         outputs,
@@ -161,6 +161,8 @@ def run_in(
     places = [[] if output.route else [place_of(output)] for output in outputs]  # of each output, one for each route
     if any(output.transform for output in outputs):  # which may read more; nothing else does by the format, and it takes a second
         register(spark)
+        # Spark 4.2.0 hangs where a Python function takes rows that were persisted, as those of several outputs are.
+        spark.conf.set("spark.sql.inMemoryColumnarStorage.enableVectorizedReader", "false")
 
     def unfitting(fields: StructType, column: Callable[[str], Column]) -> Column | None:
         return unfit(outputs, chain(*places), fold, fields, column)

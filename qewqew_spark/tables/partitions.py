@@ -73,12 +73,12 @@ def _key(rows: DataFrame, path: tuple[str, ...], transform: Transform[Any, Any],
         case TruncateTransform() if isinstance(kind, types.BinaryType):
             return F.hex(F.substring(column, 1, transform.width))
         case TruncateTransform() if isinstance(kind, types.DecimalType):
-            return F.udf(truncated(transform.width), "string")(column)
+            return F.udf(truncated(transform.width), "string", useArrow=False)(column)
         case TruncateTransform():
             number = column.cast("decimal(20, 0)")
             return number - F.pmod(number, F.lit(transform.width))
         case BucketTransform():
-            return F.udf(bucket(transform.num_buckets), "int")(_hashed(column, kind))
+            return F.udf(bucket(transform.num_buckets), "int", useArrow=False)(_hashed(column, kind))
         case HourTransform():
             # Others than a TIMESTAMP have no zone: 2026-01-31 23
             text = F.substring_index(column.cast("string"), ":", 1)

@@ -381,6 +381,9 @@ def doubled(batch):
 def described(batch, manifest):
     return batch.withColumn("queue", F.lit(manifest.queue)).withColumn("attempt", F.lit(manifest.attempt))
 
+def lengthened(batch):
+    return batch.select(F.udf(lambda id: "x" * id, "string")("id").alias("text"))
+
 class Steps:
     @staticmethod
     def counted(batch):
@@ -411,12 +414,12 @@ def shop(tmp_path, monkeypatch) -> str:
 
 def test_a_function_makes_the_rows_of_an_output(spark, tmp_path, shop):
     batch = make_batch(tmp_path / "b", lines({"id": 1}, {"id": 2}))
-    names = "doubled", "described", "Steps.counted"
+    names = "doubled", "described", "Steps.counted", "lengthened"
     outputs = [Output(f"{tmp_path}/{name}", transform=f"{shop}:{name}") for name in names]
     result = run(spark, str(batch), outputs)
-    assert [output["written"] for output in result["outputs"]] == [2, 2, 1]
+    assert [output["written"] for output in result["outputs"]] == [2, 2, 1, 2]
     found = [sorted(map(tuple, spark.read.parquet(f"{tmp_path}/{name}/batch=orders-1a2b").collect())) for name in names]
-    assert found == [[(2,), (4,)], [(1, "orders", 1), (2, "orders", 1)], [(2,)]]
+    assert found == [[(2,), (4,)], [(1, "orders", 1), (2, "orders", 1)], [(2,)], [("x",), ("xx",)]]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from datetime import date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -12,9 +13,12 @@ import pytest
 from pyiceberg.expressions import And, EqualTo, IsNaN, IsNull
 from pyiceberg.io.pyarrow import PyArrowFile
 from pyiceberg.types import LongType, TimeType
+from spark_batches import make_batch
 from spark_lake import Lake
 
 from qewqew_core import BadArgument
+from qewqew_spark.jobs.batch import run
+from qewqew_spark.jobs.output import Output
 from qewqew_spark.tables import append_once, append_to
 from qewqew_spark.tables.append import TooManyConflicts
 
@@ -101,6 +105,16 @@ def test_partitions_of_double_keep_their_values_when_later_commits_write_them_ag
         with lake.database() as database:
             found = database.execute(f"SELECT min(id) FROM iceberg_scan('{place}') WHERE c = ?", [value]).fetchall()  # noqa: S608
         assert found == [(id,)], value
+
+
+def test_partitions_that_python_computes_beside_another_output(lake: Lake, tmp_path: Path) -> None:
+    """Where Spark 4.2.0 hangs if the function takes Arrow's arrays, since the rows are persisted."""
+    batch = make_batch(tmp_path / "b", [b'{"id":%d,"d":%d.5}' % (number, number) for number in range(20)])
+    parts = ["bucket(4, id)", "truncate(50, d)"]
+    outputs = [Output(table="lake.shop.orders", format="iceberg", partition_by=parts), Output(str(tmp_path / "out"))]
+    result = run(lake.session, str(batch), outputs, schema="id LONG, d DECIMAL(10, 2)")
+    assert [output["written"] for output in result["outputs"]] == [20, 20]
+    assert sorted(lake.rows("iceberg", "id")) == [(number,) for number in range(20)]
 
 
 def test_names_of_partitions_can_be_read_by_others_whatever_the_columns_are_called(lake: Lake) -> None:
