@@ -196,7 +196,7 @@ class Output:
     def place(self) -> str | None:
         """The place to which no other output may write; None if the format keeps nothing."""
         if self.path is not None:
-            return self.path.rstrip("/")
+            return _spelled(self.path)
         if self.table is not None:
             return f"table {self.table.lower()}"
         options = {name.lower(): value for name, value in self.options.items()}
@@ -261,10 +261,15 @@ def check_arguments(
 
 def check_places(outputs: Sequence[Output], quarantine: str) -> None:
     """Raise `BadArgument` if two go to one place."""
-    places = [quarantine, *filter(None, [output.place for output in outputs])]
+    places = [_spelled(quarantine), *filter(None, [output.place for output in outputs])]
     for place in places:
         if places.count(place) > 1:
             raise BadArgument(f"two outputs, or an output and the quarantine, go to {place!r} and would overwrite each other")
+
+
+def _spelled(path: str) -> str:
+    """The place in one spelling: without `file:`, which Hadoop takes for the same where no other store is the default."""
+    return re.sub("(?i)^file:(?://(?:localhost)?)?(?=/)", "", path).rstrip("/")
 
 
 def check_url(what: str, name: str, url: str) -> None:

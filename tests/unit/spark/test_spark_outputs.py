@@ -148,6 +148,8 @@ JDBC = {"url": "jdbc:x", "dbtable": "t"}
         ([Output("x")], {"quarantine": "/"}, "the quarantine must be a directory"),
         ([Output("x")], {"quarantine": "x/"}, "go to 'x' and would overwrite each other"),
         ([Output("x"), Output("x/")], {}, "go to 'x' and would overwrite each other"),
+        ([Output("/x"), Output("file:///x/")], {}, "go to '/x' and would overwrite each other"),
+        ([Output("file:/x")], {"quarantine": "file://localhost/x"}, "go to '/x' and would overwrite each other"),
         ([Output(table="a.b"), Output(table="A.b")], {"quarantine": "q"}, "go to 'table a.b' and would overwrite"),
         ([Output(format="jdbc", options=JDBC)] * 2, {"quarantine": "q"}, "go to 'table t of jdbc:x' and would overwrite"),
         ([Output(table="a.b")], {}, "no output has a path .*, so set quarantine"),
