@@ -223,7 +223,7 @@ class Leases:
         with self.exclusive():
             state = self._current(batch, "leased", *(["acked"] if to == "acked" else []))
             if state.state == "leased":
-                self._end(state, to, hide(reason))
+                self._end(state, to, reason and hide(reason))
             self._show(batch, state)
             if to == "acked":
                 self.remove_old()
