@@ -160,7 +160,10 @@ class Quarantine:
             return "", []
         try:
             found = json.loads(text or "")
-            return str(found["bad"]), list(map(str, found["outputs"]))
+            bad, lacking = str(found["bad"]), list(map(str, found["outputs"]))
+            if lacking and not bad:
+                raise ValueError
+            return bad, lacking
         except (ValueError, LookupError, TypeError) as error:
             said = "it does not say any more which outputs lack the records here; move this directory to where you keep it"
             raise Corrupt(said, path=place) from error
