@@ -187,6 +187,7 @@ def run_in(
                 rows[number] = _write(sinks[number], tables[number])
 
     aside = Quarantine(spark, quarantine, batches.ids)
+    aside.recover()
 
     def judged(bad: str) -> None:
         for sink in sinks:
@@ -217,13 +218,8 @@ def run_in(
                     sink.check(tables[number])
         # What nobody sees before its commit, or what a failure leaves as it was, is written in the pass that counts the records.
         # Where the rows or the bad records of an earlier run must stay, those of this one may be the wrong ones.
-        again = any(sink.stays for sink in sinks) or aside.binds(written_to)
-        first = [
-            columns
-            and (sink.staged or (max_bad_records is None and not again and sink.early()))
-            and not (max_bad_records is not None and sink.makes())
-            for sink, columns in zip(sinks, made, strict=True)
-        ]
+        may_fail = max_bad_records is not None or any(sink.stays for sink in sinks) or aside.binds(written_to)
+        first = [columns and sink.early(may_fail) for sink, columns in zip(sinks, made, strict=True)]
         try:
             if good is not None:
                 passes = sum(str(table._jdf.queryExecution().analyzed()).count(f"{name},") for table in tables)
@@ -265,7 +261,8 @@ def run_in(
             raise
         for sink, written in zip(sinks, made, strict=True):
             sink.commit() if written else sink.clear()
-        aside.commit()
+        if note is None:
+            aside.commit()
     finally:
         with suppress(Exception):  # as of the sinks
             aside.abort()

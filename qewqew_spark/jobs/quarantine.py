@@ -10,6 +10,7 @@ Such an output has the batch without them, so as long as no run of it says other
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -36,13 +37,21 @@ class Quarantine:
         self.path = path
         self._batches = batches
         self._staging: str | None = None
-        self._keeps = False
-        self._mine = f".{BATCH}={next(iter(batches))}~"  # what the names of directories begin with where nobody looks
 
     @property
     def place(self) -> str:
         """Where the records of this run are."""
         return self._home(*self._batches) if len(self._batches) == 1 else self.path
+
+    def recover(self) -> None:
+        """Undo what a `commit` has done that was killed in the middle."""
+        names = listed(self._spark, self.path)
+        for batch in self._batches:
+            if os.path.basename(self._old(batch)) in names:
+                if f"{BATCH}={batch}" in names:
+                    delete(self._spark, self._old(batch))
+                else:
+                    rename(self._spark, self._old(batch), self._home(batch))
 
     def stage(self, bad: DataFrame, outputs: Collection[str], judged: Callable[[str], None]) -> dict[str, int]:
         """Write the bad records where nobody looks, and return how many there are, by the kind of reason.
@@ -50,10 +59,11 @@ class Quarantine:
         ``bad`` is computed once. ``outputs``: the places that this run writes to. ``judged``: is told of `Append.bad`, and may
         raise. Raises `BatchConflict` if a record is to leave the quarantine that another output lacks.
         """
+        mine = f".{BATCH}={next(iter(self._batches))}~"
         for name in listed(self._spark, self.path):
-            if name.startswith(self._mine):  # of a run that was killed
+            if name.startswith(mine):  # of a run that was killed
                 delete(self._spark, f"{self.path}/{name}")
-        self._staging = staging = f"{self.path}/{self._mine}{uuid.uuid4().hex[:12]}"
+        self._staging = staging = f"{self.path}/{mine}{uuid.uuid4().hex[:12]}"
         try:
             with blamed_write(f"the quarantine {self.path}"):
                 for place in [staging] if exists(self._spark, self.path) else [self.path, staging]:
@@ -80,7 +90,10 @@ class Quarantine:
         return {}
 
     def keep(self, bad: Collection[str | None]) -> dict[str, int] | None:
-        """Let what an earlier run has put there stay, if it is this `Append.bad`; returns how many, by the kind of reason."""
+        """Remove what was staged, as what is there from an earlier run stays, if it is this `Append.bad`.
+
+        Returns how many there are, by the kind of reason; None if it is not.
+        """
         self.abort()
         rows: list[Row] = []
         for batch in self._there():
@@ -88,20 +101,19 @@ class Quarantine:
                 rows += _counted(self._spark.read.parquet(literal(self._home(batch))).withColumn(BATCH, F.lit(batch)))
             except PySparkException:  # somebody has removed files
                 return None
-        self._keeps = {*bad} == {_bad_of(rows)}
-        return _reasons_of(rows) if self._keeps else None
+        return _reasons_of(rows) if {*bad} == {_bad_of(rows)} else None
 
     def commit(self) -> None:
         """Let what was staged be there, in place of what an earlier run has put there."""
-        if self._keeps:
-            return
-        for batch in self._there():
-            gone = f"{self.path}/{self._mine}{uuid.uuid4().hex[:12]}"  # in one step: a part would say nothing of its outputs
-            rename(self._spark, self._home(batch), gone)
-            delete(self._spark, gone)
-        for name in listed(self._spark, self._staging) if self._staging else ():
-            if name.startswith(f"{BATCH}="):
-                rename(self._spark, f"{self._staging}/{name}", f"{self.path}/{name}")
+        staged = listed(self._spark, self._staging) if self._staging else []
+        there = self._there()
+        for batch in self._batches:
+            if batch in there:
+                rename(self._spark, self._home(batch), self._old(batch))
+            if f"{BATCH}={batch}" in staged:
+                rename(self._spark, f"{self._staging}/{BATCH}={batch}", self._home(batch))
+            if batch in there:
+                delete(self._spark, self._old(batch))
         self.abort()
 
     def show(self) -> bool:
@@ -135,6 +147,10 @@ class Quarantine:
 
     def _home(self, batch: str) -> str:
         return f"{self.path}/{BATCH}={batch}"
+
+    def _old(self, batch: str) -> str:
+        """Where its records of an earlier run are while `commit` replaces them; Spark does not look there."""
+        return f"{self.path}/.old-{BATCH}={batch}"
 
     def _lacking(self, now: Mapping[str, str], outputs: Collection[str]) -> dict[str, list[str]]:
         """The outputs that have the batches without the records that are bad ``now``, by batch."""

@@ -79,15 +79,11 @@ class Sink(ABC):
         """The commit of an earlier run of the batch, whose rows stay."""
         return None
 
-    def early(self) -> bool:
-        """May a sink that is not `staged` be written before it is known which records are bad? Only if a failure leaves the rows
-        of an earlier run of the batch.
+    def early(self, may_fail: bool) -> bool:
+        """May `write` come before it is known which records are bad? ``may_fail``: the run may fail for these, and must then have
+        changed nothing. If `write` itself fails, the rows of an earlier run of the batch must stay.
         """
-        return True
-
-    def makes(self) -> bool:
-        """Does `write` make a table that others see at once?"""
-        return False
+        return self.staged or not may_fail
 
     def judged(self, bad: str) -> None:  # noqa: B027
         """Know which records of the batch are `Append.bad`, before `commit`, and before the quarantine has them.
@@ -279,11 +275,10 @@ class Once(Sink):
         if found and len(self._append.batches) > 1:
             raise BatchConflict(f"{self._append.what} has {len(found)} of these batches already; nothing was added")
 
-    def early(self) -> bool:
-        return False  # a commit says which records are bad
-
-    def makes(self) -> bool:
-        return self._found is None and self.there() is None
+    def early(self, may_fail: bool) -> bool:
+        if not self.staged:
+            return False  # its commit says which records are bad
+        return not (may_fail and self._found is None and self.there() is None)  # else it makes the table, which others see
 
     def judged(self, bad: str) -> None:
         self._append.bad = bad
@@ -356,10 +351,10 @@ class Table(Sink):
             insert = f"INSERT OVERWRITE TABLE {name} PARTITION ({spec}) SELECT * FROM {{rows}}"  # noqa: S608
             self.spark.sql(insert, rows=rows.drop(BATCH))
 
-    def early(self) -> bool:
+    def early(self, may_fail: bool) -> bool:
+        if may_fail or self.existing is None:
+            return not may_fail
         # Spark's own tables lose the partition first.
-        if self.existing is None:
-            return True
         return self.spark.sql(f"SHOW PARTITIONS {self.output.table} PARTITION ({BATCH} = '{self.batch}')").isEmpty()
 
     def _table(self) -> DataFrame:
@@ -381,5 +376,5 @@ class Appended(Sink):
     def write(self, rows: DataFrame) -> None:
         self.writer(rows).mode("append").save()
 
-    def early(self) -> bool:
-        return self.output.format.lower() in SHOWN_FORMATS
+    def early(self, may_fail: bool) -> bool:
+        return not may_fail and self.output.format.lower() in SHOWN_FORMATS

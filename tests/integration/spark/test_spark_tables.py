@@ -9,8 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -482,6 +484,52 @@ def test_a_run_that_is_killed_before_its_bad_records_are_in_the_quarantine_is_co
     assert lake.rows(kind) == [(1,)]
 
 
+@pytest.mark.parametrize("schema", ["id INT, a INT", "id INT, a STRING", "id INT, a DATE"])
+def test_a_run_that_is_killed_while_it_replaces_the_quarantine_loses_nothing_of_it(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: str
+) -> None:
+    """1, 0 or 2 of them are bad in the run that is killed."""
+    batch = make_batch(tmp_path / "b1", lines({"id": 1, "a": 5}, {"id": 2, "a": "five"}))
+    files, other = [Output(str(tmp_path / name), format="json") for name in ("files", "other")]
+    real = {name: getattr(quarantine, name) for name in ("rename", "delete")}
+
+    def job(outputs: list[Output], schema: str) -> None:
+        run(spark, str(batch), outputs, schema=schema, quarantine=str(tmp_path / "aside"))
+
+    def dying(calls: Iterator[int], last: int, name: str) -> Callable[..., None]:
+        def act(*arguments: Any) -> None:
+            if next(calls) == last:
+                raise SystemExit
+            real[name](*arguments)
+
+        return act
+
+    for last in count():
+        shutil.rmtree(tmp_path / "aside", ignore_errors=True)
+        job([files], "id INT, a INT")
+        calls = count()
+        with monkeypatch.context() as during:
+            for name in real:
+                during.setattr(quarantine, name, dying(calls, last, name))
+            during.setattr(Quarantine, "abort", lambda _: None)
+            try:
+                job([files, other], schema)
+            except SystemExit:
+                is_whole = False
+            else:
+                is_whole = True
+        if is_whole:
+            assert last >= 2
+            break
+        aside = Quarantine(spark, str(tmp_path / "aside"), ["orders-1a2b"])
+        aside.recover()
+        kept = [bytes(row.value) for row in spark.read.parquet(f"{tmp_path}/aside/batch=orders-1a2b").collect()]
+        assert b'{"id": 2, "a": "five"}' in kept, last
+        assert aside.binds([]), last  # it knows that outputs lack it
+        job([files, other], schema)
+        assert [path.name for path in (tmp_path / "aside").iterdir()] == (["batch=orders-1a2b"] if "STRING" not in schema else [])
+
+
 def test_a_run_whose_bad_records_another_one_removes_before_they_are_counted(
     lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -605,6 +653,10 @@ def test_a_run_that_fails_changes_no_quarantine_that_an_output_needs(lake: Lake,
     with pytest.raises(BatchConflict, match=r"They are not in .*files, to which this run does not write"):
         job([table], "id STRING, a STRING")  # whose write is its commit
     assert lake.session.table("quarantined").isEmpty()
+    lake.session.sql("DROP TABLE quarantined")
+    with pytest.raises(BatchConflict, match=r"They are not in .*files, to which this run does not write"):
+        job([output_of(lake, "iceberg")], "id STRING, a STRING")
+    assert not lake.catalog.namespace_exists("shop")  # nor is a table made
     (aside / "batch=orders-1a2b" / "_outputs.json").unlink()
     with pytest.raises(Corrupt, match="it does not say any more which outputs lack the records here"):
         job([Output(str(tmp_path / "other"))], "id STRING, a STRING")
