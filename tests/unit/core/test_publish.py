@@ -437,6 +437,9 @@ def test_what_is_in_the_way_of_a_published_file_is_named_and_stays_or_gives_way(
         batch.publish(tmp_path / "published")
     except (BadPath, BadManifest) as error:
         said = str(error)
+    assert (said is None) == (kind == ("directory" if of == "the batch" else "file")), (
+        said
+    )  # which take the batch, and are replaced
     if said is not None:
         assert str(planted) in said
         assert re.search("move it away|is a directory|not a regular file", said)
