@@ -84,7 +84,7 @@ def _check(target: Store, body: Manifest) -> None:
     """Raise `BadPath` if another batch is there. What is not a manifest was torn by a store that does not write at once."""
     path = target.locate(MANIFEST)
     try:
-        target.size(MANIFEST)  # it is no link, which would be read
+        target.size(MANIFEST)  # refuses a link, which `read` would follow
         text = target.read(MANIFEST)
     except FileNotFoundError:
         return
