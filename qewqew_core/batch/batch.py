@@ -41,7 +41,7 @@ class Endings(Protocol):
 
     def check_ours(self, directory: str) -> None: ...
 
-    def is_kept(self, batch: Batch) -> bool | None: ...
+    def is_kept(self, batch: Batch, directory: str) -> bool | None: ...
 
     def files_missing(self, batch: Batch, path: str) -> Corrupt: ...
 
@@ -117,7 +117,7 @@ class Batch(NotCopied):
                 raise BadPath(who, path=system.filename or directory) from error
             if isinstance(system, OSError) and (refusal := refused(system, directory, "batch")) is not None:
                 raise refusal from error
-            is_kept = self._leases.is_kept(self)
+            is_kept = self._leases.is_kept(self, directory)
             if is_kept is False or (is_kept is None and self._is_gone(directory)):
                 gone = f"the files of batch {self.id} are gone: somebody ended the batch"
                 raise BatchExpired(gone if is_kept is False else f"{gone}, or removed them", path=directory) from error

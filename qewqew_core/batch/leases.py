@@ -269,15 +269,15 @@ class Leases:
         """Raise `BadPath` if something else is in the place of the batch's directory or of a file in it: others forge records."""
         places.check(self._files, directory, self.engine.what, os.path.dirname(directory))
 
-    def is_kept(self, batch: Batch) -> bool | None:
-        """Whether the files of the batch should be where it has them; None if nobody can say, as the store is closed."""
+    def is_kept(self, batch: Batch, directory: str) -> bool | None:
+        """Whether the files of the batch should be in this directory; None if nobody can say, as the store is closed."""
         if not self.engine.is_open:
             return None
         with self.exclusive():
             state = self._state.find(batch.id)
             if state is None or state.created != batch.made:
                 return False
-            return self.directory_of(state) == os.path.dirname(batch.manifest_path)
+            return self.directory_of(state) == directory
 
     def _current(self, batch: Batch, *states: str) -> BatchState:
         """The present state of the batch. It must be in one of ``states`` and, if leased, have the same owner and attempt."""

@@ -7,22 +7,40 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from qewqew_core.batch import manifest
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.disk.files import Files, write_new
 from qewqew_core.disk.opening import check_kinds, strange
-from qewqew_core.errors import BadPath
+from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.keys import key_hash
+
+if TYPE_CHECKING:
+    from qewqew_core.batch.batch import Batch
 
 BATCHES, DEAD, DAMAGED = ".batches", ".dead", ".damaged"  # what the names of these directories end with
 # In them, in NAME.lease and in NAME.spill: manifests, blocks of topics, what sessions have put; chunks, behind a queue's name
 _OURS, _CHUNK = re.compile(r"manifest[.]json([.]tmp)?|[0-9]{20}[.]zbus|[0-9]+[.][0-9]+"), re.compile("[1-9][0-9]{0,4}")
 
 
-def directory_of(path: str, batch: BatchState) -> str:
+def directory_of(path: str, batch: Batch | BatchState) -> str:
     return os.path.join(path + (DEAD if batch.state == "dead" else BATCHES), batch.id)
+
+
+def away_at(files: Files, path: str, batch: Batch | BatchState) -> str | None:
+    """Where the batch's directory is, if it is at its other place instead: somebody moved it, or brought back an old copy."""
+    home = directory_of(path, batch)
+    others = (os.path.join(path + suffix, batch.id) for suffix in (BATCHES, DEAD))
+    return None if files.is_directory(home) else next(filter(files.is_directory, others), None)
+
+
+def check_home(files: Files, path: str, batch: Batch | BatchState) -> None:
+    """Raise `Corrupt` if the batch's directory is at its other place."""
+    if (there := away_at(files, path, batch)) is not None:
+        what = f"batch {batch.id} is not here but in {there}; `qewqew repair` moves it back, as the next call that needs it does"
+        raise Corrupt(what, path=directory_of(path, batch))
 
 
 def write_manifest(files: Files, directory: str, body: Manifest) -> None:

@@ -73,7 +73,11 @@ class Source(ABC):
         """What brings back the records of a batch whose files somebody has removed, as far as that is possible."""
 
     def files_missing(self, batch: Batch | BatchState, path: str) -> Corrupt:
-        """What to raise if somebody has removed files of a batch that nobody has ended. ``path``: of what is missing."""
+        """What to raise if somebody has removed files of a batch that nobody has ended. ``path``: of what is missing.
+
+        Raises `Corrupt` itself if they are at the batch's other place.
+        """
+        places.check_home(self.files, self.stem, batch)
         return Corrupt(
             f"the files of batch {batch.id} are missing, though nobody has ended it: somebody else removed them. Restore them, "
             f"or {self.rescue}{_WAYS_OUT.get(batch.state, '')}",

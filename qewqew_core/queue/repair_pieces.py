@@ -170,8 +170,9 @@ class Pieces:
         if batch.state == "acked":
             self._read_acked(batch, directory, state)
             return
-        if not files.is_directory(directory):
+        if (away := places.away_at(files, self._path, batch)) is not None:
             places.roll_forward_place(files, self._path, batch)
+            self._plan.damaged(directory, 0, 0, 0, f"the batch was in {away}; it was moved back")
         if not files.is_directory(directory):
             self._plan.damaged(directory, 0, 0, 0, "the directory of the batch is missing; it was made again")
             places.make_home(files, self._path, places.DEAD if batch.state == "dead" else places.BATCHES)

@@ -51,6 +51,7 @@ def verify(files: Files, path: str, state: State, progress: Callable[[int, int],
         directory = places.directory_of(path, batch)
         if not report.is_strange(directory):
             with report.noting(directory, "queue"):
+                places.check_home(files, path, batch)
                 for records in read_batch(files, directory, batch):
                     report.records += len(records)
                     report.bytes += sum(map(len, records))

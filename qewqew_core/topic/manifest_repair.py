@@ -54,7 +54,9 @@ class BatchRepair:
             if places.is_strange(self._files, directory, "reader"):
                 continue  # that stays
             try:
-                places.roll_forward_place(self._files, self._stem, batch)
+                if (away := places.away_at(self._files, self._stem, batch)) is not None:
+                    places.roll_forward_place(self._files, self._stem, batch)
+                    self._report.damage.append(Damage(directory, None, None, 0, f"the batch was in {away}; it was moved back"))
                 for _ in read_batch(self._files, directory, batch):
                     pass
                 continue

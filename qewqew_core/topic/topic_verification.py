@@ -96,8 +96,10 @@ def _verify_reader(files: Files, view: View, name: str, report: Report) -> None:
         state = reader_inspection.effective_state(files, view, name)
         for batch in state.with_history() if state is not None else []:
             report.batches += 1
-            directory = places.directory_of(stem_of(view.directory, name), batch)
+            stem = stem_of(view.directory, name)
+            directory = places.directory_of(stem, batch)
             if not report.is_strange(directory):
                 with report.noting(directory, "reader"):
+                    places.check_home(files, stem, batch)
                     for _ in read_batch(files, directory, batch):
                         pass

@@ -893,7 +893,7 @@ def edited(data: bytes) -> bytes:
 class _Nobody:
     """Leases whose owner is closed."""
 
-    def is_kept(self, batch: Batch) -> None:
+    def is_kept(self, batch: Batch, directory: str) -> None:
         return None
 
     def check_ours(self, manifest_path: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from qewqew_core import BadPath, Queue, Topic
+from qewqew_core import BadPath, BatchExpired, Corrupt, Queue, Topic, repair, repair_topic
 
 PLANTS: dict[str, Callable[[Path, Path], object]] = {
     "pipe": lambda place, _: os.mkfifo(place),
@@ -205,3 +206,47 @@ def test_a_dead_batch_comes_back_where_copies_have_left_out_empty_directories(tm
         leasing.dead()[0].return_to_queue()
         again = leasing.lease("second")
         assert [bytes(getattr(record, "body", record)) for record in again] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("kind", ["queue", "topic"])
+@pytest.mark.parametrize("state", ["leased", "returned", "dead"])
+def test_a_batch_at_its_other_place_is_named_with_that_place_and_repair_says_that_it_moved_it(
+    tmp_path: Path, kind: str, state: str
+) -> None:
+    path = tmp_path / "store"
+    fill(kind, path)
+    with a_store(kind, path) as leasing:
+        batch = leasing.lease("first")
+        if state != "leased":
+            (batch.nack if state == "returned" else batch.to_dead_letters)("x")
+    home = Path(batch.manifest_path).parent
+    other = home.parent.with_suffix(".batches" if state == "dead" else ".dead") / home.name
+    other.parent.mkdir(exist_ok=True)
+    home.rename(other)
+    said = f"batch {batch.id} is not here but in {other}"
+    with Queue(path) if kind == "queue" else Topic(path) as store:
+        (problem,) = store.verify().problems
+    assert problem.startswith(f"{home}: {said}")
+    if kind == "queue":  # opening a reader moves it back
+        with Queue(path) as queue, pytest.raises(Corrupt, match=re.escape(said)):
+            list(queue.batch(batch.id))
+    (damage,) = (repair if kind == "queue" else repair_topic)(path).damage
+    assert (damage.path, damage.records, damage.what) == (str(home), 0, f"the batch was in {other}; it was moved back")
+    with Queue(path) if kind == "queue" else Topic(path) as store:
+        assert store.verify().ok
+    with a_store(kind, path) as leasing:
+        assert [bytes(getattr(record, "body", record)) for record in leasing.batch(batch.id)] == [b"a", b"b"]
+
+
+def test_a_batch_that_becomes_a_dead_letter_while_it_is_published_was_ended(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q", chunk_size=1 << 12) as queue:
+        queue.put_many([b"x" * 1000] * 10)
+        batch = queue.lease("first")
+        assert batch is not None
+
+        def end_it(done: int, total: int) -> None:
+            if batch.state == "leased":
+                batch.to_dead_letters("x")
+
+        with pytest.raises(BatchExpired, match="somebody ended the batch"):
+            batch.publish(tmp_path / "out", progress=end_it)
