@@ -1,8 +1,7 @@
 """What is a secret in an option, a URL or a text: this decides for command lines, errors, plans, reasons and logs alike.
 
 A name tells of one (`_is_secret`), unless what follows it says otherwise (`_is_shown`): a type, a count, an error's sentence. A
-URL, login, header or key in PEM needs none. What `references` read is hidden whatever its form. All this takes time in proportion
-to the text: an error may quote a record of megabytes.
+URL, login, header or key in PEM needs none. What `references` read is hidden whatever its form. All takes time in proportion.
 """
 
 from __future__ import annotations
@@ -31,9 +30,12 @@ _NAME = re.compile(
     "|authorization|connectionstring|signature|azuresas|serviceaccountjson(?!keyfile$)|keyfilecontent|pvtkey|fernetkey"
     "|(?:private|access|account|api|shared|storage|master|encryption|signing|service|hmac|license|cipher|auth|ssh|client|app|aes"
     f"|session|deploy|subscription)key)(?!{_ABOUT})|(?:(?<!com)(?<!by)(?<!sur)pass|pwd|auth|sas|sig|bearer|dsn|[mt]?otp|mfa|cookies?"
-    "|creds?|webhook(?:ur[il])?)(?:code|value|data|text|string)?$|secretid$|hmac$|authuserinfo$|jsessionid$|phpsessid$|^fskey$)"
+    "|creds?|(?:bind|root|db|user)pw|webhook(?:ur[il])?)(?:code|value|data|text|string)?$|secretid$|hmac$|authuserinfo$"
+    "|(?:jsession|phpsess)id$|^fskey$)"
 )
-_WORD = re.compile("(?:^|[^A-Za-z])(?i:pin|pw|psk)(?:[^A-Za-z]?(?i:code))?$|[a-z]Pin(?:Code)?$|_PAT$")  # not in `shopping`
+_WORD = re.compile(
+    "(?:^|[^A-Za-z])(?i:pin|pw|psk)(?:[^A-Za-z]?(?i:code))?$|[a-z](?:Pin(?:Code)?|P[Ww])$|_PAT$"
+)  # not in `shopping`
 _MANY = re.compile("(?:password|secret|token|cookie|key)s(?:used|left|remaining|total|count|in|out|per[a-z]+)?$")
 # Not even then: references to Kubernetes' and Vault's secrets, a column with such a name, and errors
 _NO_NAME = re.compile("^sparkkubernetes(?:driver|executor)secret|pullsecrets?$|injectsecret|column|(?:error|exception)$")
@@ -45,7 +47,7 @@ _STEMS = (
     "pass pwd pat pw psk secret token jwt jaas cred auth connection sig sas key dsn otp mfa cookie hook bearer hmac pin sess %"
 )
 _SCHEMA = re.compile("(?i)schemas?$")  # names fields, which may have any name
-_CONF = re.compile(r"[._|]|[a-z][A-Z]|^(?:[A-Z]+|passphrase|apikey)\s")  # begins no sentence
+_CONF = re.compile(r"[._|]|[a-z][A-Z]|^(?:[A-Z]+|passphrase|apikey|(?:bind|root)pw)\s")  # begins no sentence
 
 # Values that hide nothing, in any text: no, a type, a parameter of a statement, a mark of something hidden
 _TYPE = (

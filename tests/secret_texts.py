@@ -156,6 +156,7 @@ LINES = [f"{each}{SECRET}" for each in ("spark.hadoop.fs.s3a.secret.key ", "ENV 
 LINES += [f"{each} {SECRET}" for each in ("passphrase", "apikey", "accessKey", "secretAccessKey", "ENV passphrase")]
 # and which nobody listed
 OTHERS = [
+    *(f"bindpw={SECRET}", f"olcRootPW: {SECRET}", f"smtpPw={SECRET}", f"db_pw: {SECRET}"),
     *(str(["mysql", "-u", "x", f"-p{SECRET}"]), str(["sshpass", "-p", SECRET, "ssh"]), str(["docker", "login", "-p", SECRET])),
     *(f"log: password: {SECRET}", f"mysql -u root -p{SECRET} db", f"sshpass -p {SECRET} ssh h", f"run x --password {SECRET} y"),
     *(f"<password>{SECRET}</password>", f"<property><name>fs.s3a.secret.key</name>\n<value>{SECRET}</value></property>"),
