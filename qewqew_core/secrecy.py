@@ -33,9 +33,8 @@ _NAME = re.compile(
     "|creds?|(?:bind|root|db|user)pw|webhook(?:ur[il])?)(?:code|value|data|text|string)?$|secretid$|hmac$|authuserinfo$"
     "|(?:jsession|phpsess)id$|^fskey$)"
 )
-_WORD = re.compile(
-    "(?:^|[^A-Za-z])(?i:pin|pw|psk)(?:[^A-Za-z]?(?i:code))?$|[a-z](?:Pin(?:Code)?|P[Ww])$|_PAT$"
-)  # not in `shopping`
+# Not in `shopping`
+_WORD = re.compile("(?:^|[^A-Za-z])(?i:pin|pw|psk)(?:[^A-Za-z]?(?i:code))?$|[a-z](?:Pin(?:Code)?|P[Ww])$|_PAT$")
 _MANY = re.compile("(?:password|secret|token|cookie|key)s(?:used|left|remaining|total|count|in|out|per[a-z]+)?$")
 # Not even then: references to Kubernetes' and Vault's secrets, a column with such a name, and errors
 _NO_NAME = re.compile("^sparkkubernetes(?:driver|executor)secret|pullsecrets?$|injectsecret|column|(?:error|exception)$")
@@ -43,9 +42,7 @@ _ERROR = re.compile(  # `SignatureDoesNotMatch`, `InvalidToken`
     "(?:[A-Z][a-z0-9]+)*?(?:(?:Expired|Invalid|Missing|Unknown|Unexpected|Bad|Malformed|Incorrect|Wrong)(?:[A-Z][a-z]+)+"
     "|(?:Expired|Invalid|Mismatch|Match|Found|Missing|Required|Failed|Failure|Denied|Revoked|Unavailable|Rejected)(?:Fault)?)"
 )
-_STEMS = (
-    "pass pwd pat pw psk secret token jwt jaas cred auth connection sig sas key dsn otp mfa cookie hook bearer hmac pin sess %"
-)
+_STEMS = "pass pwd pat pw psk secret token jwt jaas cred auth connection sig sas key dsn otp mfa cookie hook bearer hmac pin sess %"
 _SCHEMA = re.compile("(?i)schemas?$")  # names fields, which may have any name
 _CONF = re.compile(r"[._|]|[a-z][A-Z]|^(?:[A-Z]+|passphrase|apikey|(?:bind|root)pw)\s")  # begins no sentence
 
