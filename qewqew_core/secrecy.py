@@ -42,7 +42,7 @@ _ERROR = re.compile(  # `SignatureDoesNotMatch`, `InvalidToken`
     "(?:[A-Z][a-z0-9]+)*?(?:(?:Expired|Invalid|Missing|Unknown|Unexpected|Bad|Malformed|Incorrect|Wrong)(?:[A-Z][a-z]+)+"
     "|(?:Expired|Invalid|Mismatch|Match|Found|Missing|Required|Failed|Failure|Denied|Revoked|Unavailable|Rejected)(?:Fault)?)"
 )
-_STEMS = "pass pwd pat pw psk secret token jwt jaas cred auth connection sig sas key dsn otp mfa cookie hook bearer hmac pin sess %"
+_ANY = "pass pwd pat pw psk secret token jwt jaas cred auth connection sig sas key dsn otp mfa cookie hook bearer hmac pin sess %"
 _SCHEMA = re.compile("(?i)schemas?$")  # names fields, which may have any name
 _CONF = re.compile(r"[._|]|[a-z][A-Z]|^(?:[A-Z]+|passphrase|apikey|(?:bind|root)pw)\s")  # begins no sentence
 
@@ -296,7 +296,7 @@ def _alone(text: str) -> Iterator[tuple[int, int]]:
 def _named(text: str) -> Iterator[tuple[int, int]]:
     """Values whose name says that they are secrets."""
     end, letters = 0, text.lower()
-    for found in _compiled(_NAMED).finditer(text) if any(map(letters.__contains__, _STEMS.split())) else ():
+    for found in _compiled(_NAMED).finditer(text) if any(map(letters.__contains__, _ANY.split())) else ():
         if found.start() < end:
             continue
         form = "flag" if found["flag"] else "name"
