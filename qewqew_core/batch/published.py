@@ -13,11 +13,12 @@ from typing import Any
 from qewqew_core.batch import manifest
 from qewqew_core.batch.manifest import MANIFEST, Manifest
 from qewqew_core.batch.store import store_of
-from qewqew_core.errors import BadArgument, BadManifest, StoreError
+from qewqew_core.errors import BadArgument, BadManifest, Corrupt, StoreError
 from qewqew_core.secrecy import excerpt
 
+ID = re.compile(r"[\w.-]+")  # of a batch: the name of a directory, of a table's partition too
 FILES = re.compile(rf"{re.escape(MANIFEST)}|.+[.][1-9][0-9]{{0,4}}|[0-9]{{20}}[.]zbus")  # of a batch: chunks, or blocks
-_AT_ONCE = 32  # directories that are removed at the same time
+_AT_ONCE = 32  # directories that are read or removed at the same time
 _TRIES = 3  # at that: a host may publish a batch again just now
 
 
@@ -32,11 +33,38 @@ def complete(prefix: str, options: Mapping[str, Any] | None = None) -> list[str]
 
 def load(prefix: str, ids: Sequence[str], options: Mapping[str, Any] | None = None) -> list[Manifest]:
     """Their manifests. Raises `BadManifest`, also if a directory has not the name of its batch, and as `complete`."""
-    found = manifest.load_all([place(prefix, batch) for batch in _several(ids)], options)
-    for batch, body in zip(ids, found, strict=True):
-        if body.id != batch:  # by the name it would pass for another batch, and be written twice
-            raise BadManifest(f"is of batch {body.id}; the directory must have this name", path=place(prefix, batch))
-    return found
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(lambda batch: _load(prefix, batch, options), _several(ids)))
+
+
+def sound(prefix: str, ids: Sequence[str], options: Mapping[str, Any] | None = None) -> tuple[list[Manifest], dict[str, str]]:
+    """The manifests of those whose manifest describes the files beside it, and why the others' do not, by their ids.
+
+    Raises as `load`, without `BadManifest`.
+    """
+
+    def judged(batch: str) -> Manifest | str:
+        try:
+            return _load(prefix, batch, options)
+        except (BadManifest, Corrupt) as error:
+            return str(error)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = dict(zip(ids, pool.map(judged, _several(ids)), strict=True))
+    return (
+        [body for body in found.values() if isinstance(body, Manifest)],
+        {batch: why for batch, why in found.items() if isinstance(why, str)},
+    )
+
+
+def _load(prefix: str, batch: str, options: Mapping[str, Any] | None) -> Manifest:
+    path = place(prefix, batch)
+    body = manifest.load(path, options)
+    if body.id != batch:  # by the name it would pass for another batch, and be written twice
+        raise BadManifest(f"is of batch {body.id}; the directory must have this name", path=path)
+    if not ID.fullmatch(batch):
+        raise BadManifest(f"the id {batch!r} cannot be the name of a directory", path=path)
+    return body
 
 
 def remove(prefix: str, ids: Iterable[str], options: Mapping[str, Any] | None = None) -> None:

@@ -61,6 +61,7 @@ except ModuleNotFoundError as error:
 
 
 NOTHING = "no schema was given and no record has a field to infer one from: an output without columns was not written"
+DAMAGED = 3  # the exit status if all is committed except damaged batches: somebody must look after them
 KEPT = "the batch was there already, and its bad records are those of then: by now, others would be bad"
 
 
@@ -375,7 +376,8 @@ def application(argv: Sequence[str] | None, source: str, job: Callable[..., dict
     """Run the job; the last line printed is ``qewqew result: JSON``, or ``qewqew: error: ...`` on stderr.
 
     ``job`` is given what starts Spark, the place to read, and the options by their names; it returns the result. Returns the
-    exit status: 0, 2 for bad arguments (nothing was written), 1 for any other failure.
+    exit status: 0, 2 for bad arguments (nothing was written), `DAMAGED` if batches were left out (then both lines are printed),
+    1 for any other failure.
     """
     # PySpark logs each error that it raises, with the whole trace of the JVM; what a reader needs is the last line.
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -398,7 +400,11 @@ def application(argv: Sequence[str] | None, source: str, job: Callable[..., dict
         result = job(start, place, **found)
         if result_file is not None:
             write_result(result_file, result)
-        status, stream, line = 0, sys.stdout, f"qewqew result: {json.dumps(result)}"
+        status, lines = 0, [(sys.stdout, f"qewqew result: {json.dumps(result)}")]
+        if damaged := result.get("damaged"):
+            first = ", ".join([*damaged][:10]) + (" …" if len(damaged) > 10 else "")
+            said = f"{len(damaged)} damaged batch(es) stay where they are, all others are committed: {first}"
+            status, lines = DAMAGED, [*lines, (sys.stderr, f"qewqew: error: {said}")]
     except Exception as error:
         # The trace of what is not a mistake in the arguments but one in a program, of the user's or ours.
         if isinstance(error, TransformFailed) or not isinstance(error, (QewQewError, PySparkException, Py4JJavaError, OSError)):
@@ -406,16 +412,17 @@ def application(argv: Sequence[str] | None, source: str, job: Callable[..., dict
             sys.stderr.write(secrecy.hide("".join(trace)))
         # By this name Airflow's operator knows that another try will not help.
         status, name = (2, "BadArgument: ") if isinstance(error, BadArgument) else (1, "")
-        stream, line = sys.stderr, f"qewqew: error: {name}{explain(error)}"
+        lines = [(sys.stderr, f"qewqew: error: {name}{explain(error)}")]
     if spark is not None:
-        # Stopped before the last line is printed, and silently, so that it is the last.
+        # Stopped before the last lines are printed, and silently, so that they are the last.
         with suppress(Exception):  # a JVM that died cannot be stopped, and is not what to report
             context = spark.sparkContext
             context.setLogLevel("OFF")
             context._accumulatorServer = None  # type: ignore[assignment]  # PySpark would wait for its thread, up to a second
             spark.stop()
     sys.stdout.flush()
-    print(line, file=stream, flush=True)
+    for stream, line in lines:
+        print(line, file=stream, flush=True)
     return status
 
 

@@ -21,8 +21,9 @@ try:
     from qewqew_core.batch import published
     from qewqew_core.errors import BadArgument
     from qewqew_spark.jobs import batch
+    from qewqew_spark.jobs.explaining import is_damage
     from qewqew_spark.jobs.output import Output
-    from qewqew_spark.jobs.records import Batches
+    from qewqew_spark.jobs.records import Batches, damaged_of
     from qewqew_spark.options import Options, local_path
     from qewqew_spark.tables.append import append_to
 except ModuleNotFoundError as error:
@@ -37,14 +38,16 @@ def drain(start: Callable[[], SparkSession], prefix: str, outputs: Sequence[Outp
 
     ``start`` gives a session that nobody else uses meanwhile; it is not called if there is no batch. ``outputs``: one, a table
     of Iceberg or Delta. ``options``: those of `batch.run`, which says what is raised. The result is that of `batch.run`, with
-    ``batches``, and ``removed``: how many batches are no longer under the prefix, those included that an earlier run had
-    committed.
+    ``batches``, with ``removed``: how many batches are no longer under the prefix, those included that an earlier run had
+    committed, and with ``damaged``: the ids of batches that stay as they are, because their bytes are not those that were
+    written, each with the reason.
     """
     if len(outputs) != 1 or not outputs[0].appends or outputs[0].route:
         raise BadArgument("a drain writes one output, a table of Iceberg or Delta, where one commit has all batches")
-    prefix, store = local_path(prefix), Options(options.get("read_options") or {}).under("fs.")
-    removed = 0
-    while ids := published.complete(prefix, store):
+    given = options.get("read_options") or {}
+    prefix, store = local_path(prefix), Options(given).under("fs.")
+    removed, damaged = 0, dict[str, str]()
+    while ids := [each for each in published.complete(prefix, store) if each not in damaged]:
         spark = start()
 
         def committed(ids: Sequence[str], spark: SparkSession = spark) -> list[str]:
@@ -57,16 +60,27 @@ def drain(start: Callable[[], SparkSession], prefix: str, outputs: Sequence[Outp
         missing = sorted({*ids} - {*there})
         if not missing:
             break
+        result, bad = None, dict[str, str]()
         try:
-            found = Batches([published.place(prefix, each) for each in missing], published.load(prefix, missing, store))
-            result = batch.run_in(spark, found, outputs, **options)
-        except Exception:
-            if committed(missing):  # another drain was faster with some, and may have removed what was to be read
-                continue
-            raise
-        published.remove(prefix, missing, store)
-        return {**result, "batches": missing, "removed": removed + len(missing)}
-    return {"batches": [], "read": 0, "removed": removed}
+            bodies, bad = published.sound(prefix, missing, store)
+            found = Batches([published.place(prefix, body.id) for body in bodies], bodies)
+            if bodies:
+                result = batch.run_in(spark, found, outputs, **options)
+        except Exception as error:
+            more = damaged_of(spark, found, given) if is_damage(error) else {}
+            # Another drain may have been faster with some, and may have removed what was to be read.
+            if not more and not committed(missing):
+                raise
+            bad |= more
+        if bad:
+            stay = {*published.complete(prefix, store)}.difference(committed([*bad]))
+            for each in sorted(stay.intersection(bad)):
+                damaged[each] = bad[each]
+                print(f"qewqew: the batch {each} is damaged and left out: {bad[each]}", file=sys.stderr, flush=True)
+        if result is not None:
+            published.remove(prefix, found.ids, store)
+            return {**result, "batches": found.ids, "removed": removed + len(found.ids), "damaged": damaged}
+    return {"batches": [], "read": 0, "removed": removed, "damaged": damaged}
 
 
 if __name__ == "__main__":

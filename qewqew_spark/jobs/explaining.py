@@ -15,7 +15,7 @@ from pyspark.errors import (
     PySparkException,
 )
 
-from qewqew_core.errors import BadArgument, QewQewError
+from qewqew_core.errors import BadArgument, BadManifest, Corrupt, QewQewError
 from qewqew_core.secrecy import hide
 
 # Classes of SQL's states: a feature that is not supported, wrong data, an error of syntax or analysis.
@@ -29,6 +29,7 @@ _OF_WRITER = re.compile(
     r"\[OPTION_|java\.lang\.NumberFormatException|ParentNotDirectoryException|No FileSystem for scheme|Class \S+ not found"
 )
 
+_DAMAGE = re.compile(r"qewqew_core\.errors\.(?:Corrupt|BadManifest): ")
 _FRONT = re.compile(
     r"(?:\S*SparkException: Job aborted .*? executor \w+\): )?(?:[a-z0-9]+\.)+[A-Z]\w+: "
 )  # that tell a user nothing
@@ -58,6 +59,15 @@ def blamed_write(what: str) -> Iterator[None]:
         if not mistaken or _OF_OTHERS.search(str(error)):
             raise
         raise BadArgument(f"{what}: {_FRONT.sub('', explain(error))}") from error
+
+
+def is_damage(error: BaseException | None) -> bool:
+    """Whether the error, or one that it comes from, is that the bytes of a batch are damaged: here or in a task of Spark."""
+    while error is not None:
+        if isinstance(error, (Corrupt, BadManifest)) or _DAMAGE.search(str(error)):
+            return True
+        error = error.__cause__
+    return False
 
 
 def explain(error: BaseException) -> str:

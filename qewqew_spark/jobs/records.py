@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, CharType, DataType, MapType, StringType, StructField, StructType, VarcharType
 
+from qewqew_core.batch import published
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_core.secrecy import excerpt
@@ -58,7 +58,7 @@ class Batches:
 
     def __post_init__(self) -> None:
         for path, batch in zip(self.paths, self.manifests, strict=True):
-            if not re.fullmatch(r"[\w.-]+", batch.id):
+            if not published.ID.fullmatch(batch.id):
                 raise BadArgument(f"{path}: the id {batch.id!r} cannot be the name of a directory")
 
     def __str__(self) -> str:
@@ -281,6 +281,15 @@ def rows_of(spark: SparkSession, source: BatchReader, columns: StructType) -> Da
                 yield from source.read(parts[number])
 
     return spark.range(0, len(parts), 1, max(1, len(parts))).mapInArrow(read, columns)
+
+
+def damaged_of(spark: SparkSession, batches: Batches, options: Mapping[str, str]) -> dict[str, str]:
+    """Which of the batches are damaged, by their ids, and why; reads all of them. ``options``: those of the store are used."""
+    place = columns_of(batches.manifests[0])
+    of_store = Options({name: value for name, value in options.items() if name.lower().startswith("fs.")})
+    source = reader(batches.paths, of_store, StructType([place["offset"]]), batches.manifests)
+    parts = source.partitions()
+    return dict(spark.sparkContext.parallelize(parts, max(1, len(parts))).flatMap(source.damage).collect())
 
 
 def start_workers(spark: SparkSession, batches: Batches) -> None:

@@ -14,7 +14,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.manifest import Manifest, Segment
 from qewqew_core.batch.store import Store, local_path, store_of
-from qewqew_core.errors import BadArgument, BadManifest
+from qewqew_core.errors import BadArgument, BadManifest, Corrupt
 from qewqew_spark.options import ROW_OPTIONS, Options
 from qewqew_spark.source.rows import SCHEMA, TOPIC_SCHEMA, Rows, schema_of
 from qewqew_spark.source.splitting import SPLIT_OPTIONS, Piece, Split
@@ -142,6 +142,15 @@ class BatchReader(DataSourceReader):
         if isinstance(partition, Bundle):  # else it is the one that Spark makes if there are none: a batch without segments
             for part in partition.parts:
                 yield from self._read(part)
+
+    def damage(self, bundle: Bundle[BatchPart]) -> Iterator[tuple[str, str]]:
+        """Of each part that cannot be read because it is damaged: the id of its batch, and why."""
+        for part in bundle.parts:
+            try:
+                for _ in self._read(part):
+                    pass
+            except (Corrupt, BadManifest) as error:
+                yield part.batch.id, str(error)
 
     def _read(self, part: BatchPart) -> Iterator[pa.RecordBatch]:
         store, batch, segment = part.store, part.batch, part.segment

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import http.client
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from itertools import count
 from typing import Any
-from urllib.parse import urlsplit
 
-import fsspec
 import pytest
-from object_store import CREDENTIALS, object_store_apart, s3_client
+from object_store import CREDENTIALS, LOST, Proxy, proxied
 
 from qewqew_core import BadArgument, BadPath, InDoubt, Stage, StoreError
 from qewqew_core.batch import published, segments
@@ -20,73 +16,12 @@ from qewqew_core.batch.store import store_of
 
 ROWS = [b"%d" % number for number in range(10)]
 CHANGED = [b"new", *ROWS]
-LOST = 0  # the connection ends without an answer
-
-
-class Proxy(ThreadingHTTPServer):
-    """Passes requests on, but at one of them does what the test says."""
-
-    daemon_threads = True
-
-    def __init__(self, behind: str) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.behind = urlsplit(behind).netloc
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
-        self.reset()
-
-    def reset(self, at: int = 0, answer: int | None = None, stored: bool = False, act: Callable[[], Any] | None = None) -> None:
-        """At the request ``at``: ``act``, and the ``answer`` instead of the store's, which got the request if ``stored``."""
-        self.seen: list[str] = []
-        self.at, self.answer, self.stored, self.act = at, answer, stored, act
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Proxy
-    protocol_version = "HTTP/1.1"
-
-    def handle_any(self) -> None:
-        server, body = self.server, self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        server.seen.append(f"{self.command} {self.path}")
-        is_it = len(server.seen) == server.at
-        answer, stored, act = server.answer, server.stored, server.act
-        if is_it and act:
-            act()
-        if not is_it or answer is None or stored:
-            behind = http.client.HTTPConnection(server.behind)
-            behind.request(self.command, self.path, body, dict(self.headers))
-            got = behind.getresponse()
-            data, status, headers = got.read(), got.status, got.getheaders()
-            behind.close()
-        if is_it and answer == LOST:
-            self.close_connection = True
-            return
-        if is_it and answer:
-            code = {403: "AccessDenied", 409: "ConditionalRequestConflict", 429: "TooManyRequests", 500: "InternalError"}[answer]
-            status, headers, data = answer, [], f"<Error><Code>{code}</Code><Message>so it says</Message></Error>".encode()
-        self.send_response(status)
-        for name, value in headers:
-            if name.lower() not in ("transfer-encoding", "content-length", "connection", "date", "server"):
-                self.send_header(name, value)
-        length = dict(headers).get("Content-Length") if self.command == "HEAD" else None
-        self.send_header("Content-Length", length or str(len(data)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
-
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = handle_any
-
-    def log_message(self, *args: Any) -> None:
-        """Nothing to the terminal."""
 
 
 @pytest.fixture(scope="module")
 def proxy() -> Iterator[Proxy]:
-    with object_store_apart() as behind, Proxy(behind) as server:
-        s3_client(behind).create_bucket(Bucket="lake")
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with proxied("lake") as server:
         yield server
-        server.shutdown()
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 @pytest.fixture

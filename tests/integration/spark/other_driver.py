@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from spark_lake import Lake
 
 from qewqew_core.batch.store import Local
+from qewqew_spark.jobs import drain as drain_module
 from qewqew_spark.jobs.drain import drain
 from qewqew_spark.jobs.output import Output
 from qewqew_spark.tables import append_once
@@ -52,7 +53,7 @@ class OtherDriver:
         self._order(lake, kind, die, {"batch": batch, "rows": rows})
 
     def drain(self, lake: Lake, kind: str, prefix: str, die: str = "") -> None:
-        """``die``: as in `append`, or when the first batch is "removed"."""
+        """``die``: as in `append`, when the first batch is "removed", or when damaged ones are "looked" for."""
         self._order(lake, kind, die, {"prefix": prefix, "quarantine": f"{lake.place}/bad"})
 
     def _order(self, lake: Lake, kind: str, die: str, what: dict[str, Any]) -> None:
@@ -94,6 +95,9 @@ def die_at(point: str, kind: str) -> None:
     if point == "removed":
         remove = Local.remove
         Local.remove = lambda store, ours: (remove(store, ours), die())  # type: ignore[assignment,method-assign]
+        return
+    if point == "looked":
+        drain_module.damaged_of = die  # type: ignore[assignment]
         return
     if point == "staged":
         StagedAppend.commit = die  # type: ignore[assignment,method-assign]
