@@ -11,9 +11,9 @@ from airflow.sdk import BaseNotifier
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import make_key
 from qewqew_airflow.shared.masking import masked
-from qewqew_airflow.shared.records import encode
 from qewqew_airflow.shared.source import check_either
 from qewqew_core import BadArgument
+from qewqew_core.tools.reading import encode
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import BaseOperator, XComArg
@@ -24,18 +22,17 @@ from qewqew_airflow.keys import task_key
 from qewqew_airflow.links.qewqew import QewQewLink
 from qewqew_airflow.shared import locks, metrics
 from qewqew_airflow.shared.masking import hidden_in_errors
-from qewqew_airflow.shared.records import encode, lines, open_file, query, rows
+from qewqew_airflow.shared.records import awaited, is_frame, query, read_files, rows_of_frame
 from qewqew_airflow.shared.source import Source, check_either
 from qewqew_core import BadArgument, BadRecord, Message
 from qewqew_core.secrecy import excerpt
 from qewqew_core.tools.exchange import few
 from qewqew_core.tools.listing import Kind
+from qewqew_core.tools.reading import Reading, encode
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import Context, ObjectStoragePath
-
-FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
 
 
 class QewQewStageOperator(BaseOperator):
@@ -56,17 +53,19 @@ class QewQewStageOperator(BaseOperator):
     :param id: likewise the id of a message, at most 39 bytes of UTF-8; it is only stored
     :param topic_settings: what the topic keeps (block_size, max_age, max_records, max_bytes, delete_committed,
         slow_readers); overrides "topic" in the connection's extra
-    :param records: the records, or a callable that returns or yields them. PythonOperator calls its own in the same way:
-        with ``op_args``, ``op_kwargs`` and the keys of the context that it has parameters for. Bytes are staged as they
-        are, text as UTF-8, anything else as JSON (see `records.encode`). Or the output of another task, a list of records.
-        If that is mapped, each of its tasks may return a list, or one record that is not a list. They are staged in the
-        order of the map indexes, without those that returned None
+    :param records: the records, or a callable that returns or yields them, maybe asynchronously. PythonOperator calls its
+        own in the same way: with ``op_args``, ``op_kwargs`` and the keys of the context that it has parameters for. Bytes
+        are staged as they are, text as UTF-8, anything else as JSON (see `encode`). A frame of pandas, polars, Arrow, DuckDB
+        or Spark stands for its rows (see `rows_of_frame`). Or the output of another task, a list of records or a frame, or a
+        list of such outputs. If one is mapped, each of its tasks may return a list, a frame, or one record that is not a
+        list. They are staged in the order of the map indexes, without those that returned None
     :param path: a file to read instead (templated): a path, the URL of an object store (``s3://…``), or an
-        ObjectStoragePath. JSON lines: each line is staged as it is, without its line end; the reader of the record decodes
-        it, and counts what does not decode. CSV: each row is staged as a JSON object of text values, by the names in the
-        first line; a row with another number of fields fails the task. Blank lines are left out, and the log counts them
+        ObjectStoragePath; with ``*`` or a ``/`` at its end, several, in the order of their names. See `records_of`: JSON
+        lines and JSON are staged as they are written, the rows of CSV, Parquet and Avro as JSON objects. What is compressed
+        (gzip, bzip2, xz, Zstandard) is known by its first bytes
     :param path_conn_id: the connection of the object store (templated)
-    :param format: "jsonl" or "csv"; without it the file's suffix decides (.jsonl, .ndjson, .csv)
+    :param format: "jsonl", "json", "csv", "parquet", "avro" or "text"; without it the file's suffix decides
+    :param format_options: how the file is read, such as ``{"delimiter": ";", "encoding": "latin-1"}``: see `Reading`
     :param sql: a query to run instead, or the name of a .sql file (templated). Each row is staged as a JSON object by the
         names of its columns; dates, times, decimals and UUIDs become text, bytes Base64
     :param sql_conn_id: the connection of the database (templated); its hook must be a DbApiHook
@@ -103,6 +102,7 @@ class QewQewStageOperator(BaseOperator):
         path: str | ObjectStoragePath | None = None,
         path_conn_id: str | None = None,
         format: str | None = None,
+        format_options: Mapping[str, Any] | None = None,
         sql: str | None = None,
         sql_conn_id: str | None = None,
         parameters: Sequence[Any] | Mapping[str, Any] | None = None,
@@ -112,8 +112,12 @@ class QewQewStageOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if isinstance(records, XComArg) and not op_args and not op_kwargs:  # which Airflow resolves in a templated field
-            records, op_args = _records_of_tasks, [records]
+        if not op_args and not op_kwargs:  # an output of another task is resolved by Airflow in a templated field
+            if isinstance(records, XComArg):
+                records, op_args = _records_of_task, [records]
+            elif isinstance(records, (list, tuple)) and any(isinstance(each, XComArg) for each in records):
+                op_args = list(records)
+                records = _records_of_several
         self.queue_name = queue_name
         self.topic = topic
         # In a templated field, Airflow would call a callable with the context.
@@ -126,6 +130,7 @@ class QewQewStageOperator(BaseOperator):
         self.path = path
         self.path_conn_id = path_conn_id
         self.format = format
+        self.format_options = format_options
         self.sql = sql
         self.sql_conn_id = sql_conn_id
         self.parameters = parameters
@@ -139,19 +144,27 @@ class QewQewStageOperator(BaseOperator):
             if topic is None and value is not None:
                 raise BadArgument(f"{name} is for a topic")
         self._topic_settings()
-        if [records, path, sql].count(None) != 2:
+        if sum(source is None for source in (records, path, sql)) != 2:  # a frame has no ==
             raise BadArgument("give one of records, path and sql")
         if records is not None and not callable(records) and not _is_iterable_of_records(records):
             raise BadArgument(f"records must be a callable or an iterable of records, not {type(records).__name__}")
         if (op_args or op_kwargs) and not callable(records):
             raise BadArgument("op_args and op_kwargs are for a callable in records")
-        for name, source in (("format", "path"), ("path_conn_id", "path"), ("sql_conn_id", "sql"), ("parameters", "sql")):
+        for name, source in (
+            ("format", "path"),
+            ("format_options", "path"),
+            ("path_conn_id", "path"),
+            ("sql_conn_id", "sql"),
+            ("parameters", "sql"),
+        ):
             if getattr(self, name) is not None and getattr(self, source) is None:
                 raise BadArgument(f"{name} is for {source}")
         if sql is not None and sql_conn_id is None:
             raise BadArgument("give sql_conn_id, the connection of the database for sql")
         if path is not None and not is_rendered_later(path):
-            self._file_format()
+            reading = self._reading()
+            if not str(path).endswith(("/", "*")):  # the names of the files there say it
+                reading.format_of(str(path))
 
     @no_retry_for_the_hopeless()
     def execute(self, context: Context) -> dict[str, Any]:
@@ -212,39 +225,48 @@ class QewQewStageOperator(BaseOperator):
             assert self.sql_conn_id is not None  # checked in __init__
             return query(self.sql_conn_id, self.sql, self.parameters)
         if self.path is not None:
-            return self._read_file()
+            return self._read_files()
         if not callable(self.records):
             assert self.records is not None  # checked in __init__
-            return cast(Iterable[Any], self.records)  # an XComArg became a callable
+            return _rows_or_records(self.records)  # an XComArg became a callable
         args = self.op_args or ()
         given = {**context, **(self.op_kwargs or {})}
-        records = self.records(*args, **determine_kwargs(self.records, args, given))
+        records = awaited(self.records(*args, **determine_kwargs(self.records, args, given)))
         if not _is_iterable_of_records(records):
             raise BadArgument(f"the callable in records returned {type(records).__name__}, not an iterable of records")
-        return records
+        return _rows_or_records(records)
 
-    def _file_format(self) -> str:
-        format = self.format or FORMATS.get(os.path.splitext(str(self.path))[1].lower())
-        if format is None or format not in FORMATS.values():
-            raise BadArgument(f"the format of {str(self.path)!r} is {format!r}; say format='jsonl' or format='csv'")
-        return format
+    def _reading(self) -> Reading:
+        return Reading.of({**(self.format_options or {}), **({} if self.format is None else {"format": self.format})})
 
-    def _read_file(self) -> Iterator[Any]:
-        read = rows if self._file_format() == "csv" else lines
-        with hidden_in_errors(str(self.path)), open_file(self.path, self.path_conn_id) as file:
-            yield from read(file, str(self.path))
+    def _read_files(self) -> Iterator[Any]:
+        with hidden_in_errors(str(self.path)):
+            yield from read_files(self.path, self.path_conn_id, self._reading())
 
 
-def _records_of_tasks(output: Any) -> Iterable[Any]:
+def _records_of_task(output: Any) -> Iterable[Any]:
     """The records that another task returned, or each of its mapped tasks."""
-    if not isinstance(output, LazyXComSequence):
-        if not _is_iterable_of_records(output):
-            raise BadArgument(f"the task whose output is staged returned {type(output).__name__}, not a list of records")
-        return cast(Iterable[Any], output)
-    outputs = (each if isinstance(each, (list, tuple)) else [each] for each in output if each is not None)
-    return chain.from_iterable(outputs)
+    if isinstance(output, LazyXComSequence):
+        return _records_of_several(*output)
+    if not _is_iterable_of_records(output):
+        raise BadArgument(f"the task whose output is staged returned {type(output).__name__}, not a list of records")
+    return _rows_or_records(output)
+
+
+def _records_of_several(*outputs: Any) -> Iterator[Any]:
+    """The records of several tasks: of each a list, a frame, or one record."""
+    for output in outputs:
+        if isinstance(output, (list, tuple, LazyXComSequence)) or is_frame(output):
+            yield from _records_of_task(output)
+        elif output is not None:
+            yield output
+
+
+def _rows_or_records(found: Any) -> Iterable[Any]:
+    return rows_of_frame(found) if is_frame(found) else cast(Iterable[Any], found)
 
 
 def _is_iterable_of_records(value: Any) -> bool:
     # Iterating over text, bytes or a mapping gives letters, numbers or keys, which are hardly meant as records.
-    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray, memoryview, Mapping, XComArg))
+    is_other = isinstance(value, (str, bytes, bytearray, memoryview, Mapping, XComArg))
+    return is_frame(value) or (isinstance(value, Iterable) and not is_other)

@@ -1,98 +1,109 @@
-"""What the stage operator reads (files, object stores, queries), and how a record becomes bytes."""
+"""What the stage operator reads: files, objects of a store, queries, frames, and what asynchronous functions give."""
 
 from __future__ import annotations
 
-import base64
-import csv
-import io
-import json
+import asyncio
+import glob
+import inspect
 import logging
-from collections.abc import Iterator, Mapping
-from datetime import date, time
-from decimal import Decimal
-from typing import Any, BinaryIO
-from uuid import UUID
+import os
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, BinaryIO, cast
 
-from qewqew_core import BadArgument, BadRecord
+from qewqew_core import BadArgument
 from qewqew_core.secrecy import hide
+from qewqew_core.tools.reading import Reading, Row, plain, records_of, rows_of_arrow
 
 FETCHED = 1000  # rows that are in memory at once
 _logger = logging.getLogger(__name__)
 
 
-def encode(record: Any, number: int) -> bytes:
-    """One record as bytes: bytes as they are, text as UTF-8, anything else as compact JSON.
+def read_files(path: Any, conn_id: str | None, reading: Reading) -> Iterator[bytes | Row]:
+    """The records of a file, or of several in the order of their names; see `records_of`.
 
-    Raises `BadRecord`, which gives the record's ``number`` (from 0), for values that JSON does not have: dates, sets, NaN,
-    keys that are not text.
+    ``path``: a path on this machine, the URL of an object store, or an ObjectStoragePath. ``*`` in it stands for any characters
+    but ``/``, and ``/`` at its end for all files there. Raises `FileNotFoundError` if there is none.
     """
-    try:
-        if isinstance(record, (bytes, bytearray, memoryview)):
-            return bytes(record)
-        if isinstance(record, str):
-            return record.encode()
-        return json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise BadRecord(
-            f"record {number} ({type(record).__name__}) cannot be written as JSON: {error}; give bytes, text, "
-            "or values that JSON has. Nothing was stored"
-        ) from error
+    for each in _files(path, conn_id):
+        name = str(each)
+        reading.format_of(name)
+        with _open(each) as file:
+            yield from records_of(file, name, reading, lambda said, name=name: _logger.info("%s: %s", hide(name), said))  # type: ignore[misc]
 
 
-def open_file(path: Any, conn_id: str | None) -> BinaryIO:
-    """Open a file: a path on this machine, the URL of an object store, or an ObjectStoragePath."""
-    if isinstance(path, str) and "://" not in path:
-        return open(path, "rb")
-    from airflow.sdk import ObjectStoragePath  # with all of fsspec
+def _files(path: Any, conn_id: str | None) -> list[Any]:
+    name = str(path)
+    pattern = f"{name}*" if name.endswith("/") else name
+    found: Any = path
+    if not isinstance(path, str) or "://" in name:
+        from airflow.sdk import ObjectStoragePath  # with all of fsspec
 
-    url: Any = ObjectStoragePath(path) if conn_id is None else ObjectStoragePath(path, conn_id=conn_id)
-    opened: BinaryIO = url.open("rb")
-    return opened
+        def at(url: str) -> Any:
+            return ObjectStoragePath(url) if conn_id is None else ObjectStoragePath(url, conn_id=conn_id)
+
+        if "*" not in pattern:
+            return [at(name) if isinstance(path, str) else path]
+        base, slash, _ = pattern[: pattern.index("*")].rpartition("/")
+        above = at(base + slash) if isinstance(path, str) else type(path)(base + slash, conn_id=path.conn_id)
+        found = [each for each in above.glob(pattern[len(base + slash) :]) if each.is_file()]
+    elif "*" not in pattern or os.path.isfile(pattern):
+        return [pattern]
+    else:
+        found = [each for each in glob.glob(glob.escape(pattern).replace("[*]", "*"), recursive=True) if os.path.isfile(each)]
+    if not found:
+        raise FileNotFoundError(2, "No file is there. Nothing was stored", name)
+    return sorted(found, key=str)
 
 
-def lines(file: BinaryIO, path: str) -> Iterator[bytes]:
-    """The lines of a file as they are, without their line ends. Blank lines are left out."""
-    blank = 0
-    for number, line in enumerate(file):
-        record = line.removeprefix(b"\xef\xbb\xbf") if number == 0 else line
-        record = record.removesuffix(b"\n").removesuffix(b"\r")
-        if record.strip():
+def _open(path: Any) -> BinaryIO:
+    return cast(BinaryIO, open(path, "rb") if isinstance(path, str) else path.open("rb"))
+
+
+def is_frame(value: Any) -> bool:
+    """Whether it is a frame of pandas, polars, Arrow, DuckDB or Spark, or another thing that has columns."""
+    return any(hasattr(value, name) for name in ("columns", "schema", "collect_schema"))
+
+
+def rows_of_frame(frame: Any) -> Iterator[Row]:
+    """The rows of a frame, with values as JSON has them. An index of pandas is a column if it has a name.
+
+    Raises `BadArgument` if it cannot give its rows, `BadRecord` for values that JSON cannot have.
+    """
+    if hasattr(frame, "toLocalIterator"):  # Spark
+        return (plain(row.asDict(recursive=True)) for row in frame.toLocalIterator())
+    if hasattr(frame, "reset_index") and any(name is not None for name in frame.index.names):
+        frame = frame.reset_index()
+    if not hasattr(frame, "__arrow_c_stream__"):
+        what = f"a {type(frame).__module__}.{type(frame).__name__} is not an iterable of records, and gives no stream of Arrow"
+        raise BadArgument(f"{what}; collect it, or give its rows")
+    import pyarrow as pa
+
+    if hasattr(frame, "reset_index"):
+        return rows_of_arrow(pa.Table.from_pandas(frame, preserve_index=False).to_batches())
+    return rows_of_arrow(pa.RecordBatchReader.from_stream(frame))
+
+
+def awaited(found: Any) -> Any:
+    """What an asynchronous function returns or yields; anything else as it is."""
+    if inspect.iscoroutine(found):
+        return asyncio.run(found)
+    return _yielded(found) if isinstance(found, AsyncIterator) else found
+
+
+def _yielded(found: AsyncIterator[Any]) -> Iterator[Any]:
+    async def following() -> Any:
+        return await anext(found)
+
+    with asyncio.Runner() as runner:
+        while True:
+            try:
+                record = runner.run(following())
+            except StopAsyncIteration:
+                return
             yield record
-        else:
-            blank += 1
-    _say_blank(path, blank)
 
 
-def rows(file: BinaryIO, path: str) -> Iterator[dict[str, str]]:
-    """The rows of a CSV file in UTF-8, by the names in its first line. Raises `BadRecord` if a row does not fit."""
-    blank = 0
-    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-    found = csv.reader(text, strict=True)
-    try:
-        names = next(found, [])
-        if len(set(names)) < len(names):
-            raise BadRecord("the first line has a column twice", path=path)
-        for row in found:
-            if len(row) == len(names):
-                yield dict(zip(names, row, strict=True))
-            elif row:
-                raise BadRecord(
-                    f"line {found.line_num} has {len(row)} fields, but the first line has {len(names)}. Nothing was stored",
-                    path=path,
-                )
-            else:
-                blank += 1
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise BadRecord(f"near line {found.line_num}: not CSV in UTF-8: {error}. Nothing was stored", path=path) from error
-    _say_blank(path, blank)
-
-
-def _say_blank(path: str, blank: int) -> None:
-    if blank:
-        _logger.warning("%s: %s blank lines were left out", hide(path), f"{blank:,}")
-
-
-def query(conn_id: str, sql: str, parameters: Any) -> Iterator[dict[str, Any]]:
+def query(conn_id: str, sql: str, parameters: Any) -> Iterator[Row]:
     """The rows of a query by the names of its columns, read through a cursor on the server where the database has one.
 
     Raises `BadArgument` if the connection is not a database, the statement returns no rows, or two columns have one name.
@@ -115,18 +126,3 @@ def query(conn_id: str, sql: str, parameters: Any) -> Iterator[dict[str, Any]]:
                 yield dict(zip(names, map(plain, row), strict=True))
     finally:
         engine.dispose()
-
-
-def plain(value: Any) -> Any:
-    """A value of a database as JSON has it, so that Spark reads it back with its type: see docs/airflow/stage.md."""
-    if isinstance(value, (date, time)):  # a datetime is a date
-        return value.isoformat()
-    if isinstance(value, (Decimal, UUID)):
-        return str(value)
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return base64.b64encode(value).decode()
-    if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
-    if isinstance(value, Mapping):
-        return {name: plain(each) for name, each in value.items()}
-    return value

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
-from typing import IO, Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 
@@ -43,6 +43,7 @@ from qewqew_core.tools import exchange, tailing
 from qewqew_core.tools.exchange import GROUP_BYTES, GROUP_RECORDS, few
 from qewqew_core.tools.listing import Kind, kind_of
 from qewqew_core.tools.putting import into
+from qewqew_core.tools.reading import Reading, encode, is_no_lines, records_of
 
 app = typer.Typer()
 
@@ -59,9 +60,18 @@ def put(
     file: Annotated[
         str | None, typer.Option("--file", "-f", metavar="FILE", help="Read records from FILE; - is standard input, the default.")
     ] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Each line is a record, without its newline (default).")] = False,
+    lines: Annotated[bool, typer.Option("--lines", help="Each line is a record, without its newline, whatever FILE is.")] = False,
     null: Annotated[bool, typer.Option("--null", "-0", help="Each record ends with a NUL byte.")] = False,
     whole: Annotated[bool, typer.Option("--whole", help="The whole file is one record.")] = False,
+    format: Annotated[
+        str | None, typer.Option(help="Read records, not lines: csv, json, jsonl, parquet, avro or text. FILE's name may say it.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="Of the format, repeatable: delimiter, encoding, quote, names, null, decimal_comma."
+        ),
+    ] = None,
     key: Annotated[str | None, typer.Option(help="Put all in ONE commit, and only if this key was not used before.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, max=MOST, help="How many records to put in one commit, all or none.")] = 1000,
     chunk_size: Annotated[int | None, typer.Option(help="For a queue: the size of new chunk files in bytes.")] = None,
@@ -77,11 +87,15 @@ def put(
     """Put records into a queue or topic. If nothing is there, it creates a queue, or with --topic a topic.
 
     The records are durable when it returns. It reads its input as it comes, and locks the queue or topic only for each commit.
+    A file of a format, such as CSV or Parquet, is put in one commit.
     """
     if lines + null + whole > 1:
         raise typer.BadParameter("--lines, --null and --whole cannot be combined")
-    if records and (file is not None or lines or null or whole):
+    if records and (file is not None or lines or null or whole or format or option):
         raise typer.BadParameter("records come from the arguments or from a file, not both")
+    reading = None if records or lines or null or whole else _reading(file, format, option)
+    if reading is None and (format or option):
+        raise typer.BadParameter("--format and --option read records; they cannot be combined with --lines, --null and --whole")
     if key is not None:
         arguments.check_key(key)
     kind = to_fill(path, as_topic)
@@ -93,10 +107,12 @@ def put(
     settings = chosen | {"min_free_bytes": min_free_bytes, "log_bytes": log_bytes, "lock_timeout": lock_timeout}
     stored, repeated = 0, False
     with contextlib.ExitStack() as stack:
-        bodies = _bodies(stack, records, file, null, whole, chunk.MAX_RECORD if kind is Kind.QUEUE else zbus.LARGEST_BODY)
+        bodies = _bodies(
+            stack, records, file, null, whole, reading, chunk.MAX_RECORD if kind is Kind.QUEUE else zbus.LARGEST_BODY
+        )
         target = stack.enter_context(contextlib.closing(into(path, kind, group=group(), **settings)))
         try:
-            for commit in _commits(bodies, sys.maxsize if key is not None else batch_size):
+            for commit in _commits(bodies, batch_size if key is None and reading is None else sys.maxsize):
                 for some in few(Message(body, tag, message_id) for body in commit):
                     target.add(some)
                 with terminal.uninterrupted():
@@ -118,32 +134,73 @@ def _commits(bodies: Iterator[bytes], size: int) -> Iterator[Iterator[bytes]]:
         yield chain([body], islice(bodies, size - 1))
 
 
+def _reading(file: str | None, format: str | None, option: list[str] | None) -> Reading | None:
+    """How records are read; None: as lines, which is what a file is whose name does not say anything else."""
+    options: dict[str, str] = {}
+    for each in option or []:
+        name, sign, value = each.partition("=")
+        if not sign:
+            raise typer.BadParameter(f"--option must be NAME=VALUE, such as delimiter=';', not {each!r}")
+        options[name] = value
+    reading = Reading.of(options | ({} if format is None else {"format": format}))
+    if options or format is not None or (file is not None and is_no_lines(file)):
+        reading.format_of(file or "-")
+        return reading
+    return None
+
+
 def _bodies(
-    stack: contextlib.ExitStack, records: list[str] | None, file: str | None, null: bool, whole: bool, largest: int
+    stack: contextlib.ExitStack,
+    records: list[str] | None,
+    file: str | None,
+    null: bool,
+    whole: bool,
+    reading: Reading | None,
+    largest: int,
 ) -> Iterator[bytes]:
     """The records that are to be stored. One that is larger than the ``largest`` that will be taken ends them, maybe cut."""
     if records:
         return map(os.fsencode, records)
     opened = sys.stdin.buffer if file in (None, "-") else stack.enter_context(open(str(file), "rb"))  # noqa: SIM115
     progress = stack.enter_context(terminal.progress_bar("putting"))
+    if reading is not None:
+        return _read(opened, str(file or "-"), reading, progress)
     return iter([opened.read()]) if whole else _split(opened, b"\0" if null else b"\n", progress, largest)
 
 
-def _split(file: IO[bytes], end: bytes, progress: Callable[[int, int], None], largest: int) -> Iterator[bytes]:
-    """The records of a file: each ends with ``end``, the last one maybe with the file."""
-    total = 0
+def _read(file: BinaryIO, name: str, reading: Reading, progress: Callable[[int, int], None]) -> Iterator[bytes]:
+    total = _size(file)
+    for number, record in enumerate(records_of(file, name, reading, lambda said: terminal.say(f"{name}: {said}"))):
+        yield encode(record, number)
+        if total and number % GROUP_RECORDS == 0:
+            progress(file.tell(), total)
+
+
+def _size(file: BinaryIO) -> int:
+    """In bytes; 0 if it is a pipe, for example."""
     with contextlib.suppress(OSError):
-        total = os.fstat(file.fileno()).st_size
-    rest, done = b"", 0
+        return os.fstat(file.fileno()).st_size
+    return 0
+
+
+def _split(file: BinaryIO, end: bytes, progress: Callable[[int, int], None], largest: int) -> Iterator[bytes]:
+    """The records of a file: each ends with ``end``, the last one maybe with the file."""
+    total, done, size = _size(file), 0, 0
+    parts: list[bytes] = []  # of the record that has not ended: one that is long takes time in proportion to its length
     while block := file.read1(1 << 20):  # type: ignore[attr-defined]
-        *records, rest = (rest + block).split(end)
-        yield from records
-        if len(rest) > largest:
+        first, *others = block.split(end)
+        parts.append(first)
+        size += len(first)
+        if others:
+            yield b"".join(parts)
+            yield from others[:-1]
+            parts, size = others[-1:], len(others[-1])
+        if size > largest:
             break  # it will be refused: no need to read on
         done += len(block)
         progress(done, total)
-    if rest:
-        yield rest
+    if size:
+        yield b"".join(parts)
 
 
 @app.command(rich_help_panel="Records")

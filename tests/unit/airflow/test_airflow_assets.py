@@ -16,8 +16,8 @@ from qewqew_airflow.links.qewqew import QewQewLink
 from qewqew_airflow.operators.leases import QewQewAckOperator
 from qewqew_airflow.operators.stage import QewQewStageOperator
 from qewqew_airflow.shared.lineage import written_output
-from qewqew_airflow.shared.records import encode, plain
 from qewqew_core import BadArgument
+from qewqew_core.tools.reading import encode, plain
 
 
 @pytest.mark.parametrize(

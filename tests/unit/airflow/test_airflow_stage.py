@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import shutil
-from collections.abc import Callable, Iterator
-from datetime import date
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import date, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import duckdb
+import pandas
+import pyarrow as pa
 import pytest
 from airflow.providers.common.compat.sdk import AirflowFailException
 
 from qewqew_airflow.keys import task_key
-from qewqew_airflow.operators.stage import QewQewStageOperator
-from qewqew_airflow.shared.records import encode
+from qewqew_airflow.operators.stage import QewQewStageOperator, _records_of_several
 from qewqew_core import BadArgument, BadRecord, Locked, Queue, Topic
 from qewqew_core.tools import marker
+from qewqew_core.tools.reading import encode
 
 
 def context(dag_id: str = "shop", run_id: str = "manual__1", task_id: str = "stage", map_index: int = -1) -> Any:
@@ -143,7 +148,7 @@ def test_records_that_are_no_records_are_refused(directory: Path, value: Any) ->
             for settings in ({"max_records": 0}, {"chunk_size": 4096}, {"delete_committed": "yes"}, [1])
         ],
         {"records": [], "path": "a.csv"},
-        {"path": "a.parquet"},
+        {"path": "a.xlsx"},
         {"path": "a"},
         {"path": "a.csv", "format": "xml"},
         {"records": [], "format": "csv"},
@@ -202,7 +207,7 @@ def test_a_csv_without_rows_has_no_records(directory: Path, file: Callable[[str,
         (b"id,id\n1,2\n", "has a column twice"),
         (b'id,name\n1,"a"b\n', "line 2: not CSV"),
         (b'id,name\n1,"a\n', "not CSV"),
-        (b"id,name\n1,\xff\n", "not CSV in UTF-8"),
+        (b"id,name\n1,\xff\n", "near line 2: this is not utf-8"),
     ],
 )
 def test_a_csv_that_is_damaged_is_refused_by_line(
@@ -218,10 +223,90 @@ def test_a_file_that_does_not_exist_is_named(directory: Path) -> None:
         staged(directory, path="/nowhere/orders.csv")
 
 
+def test_a_pattern_or_a_directory_stands_for_its_files_in_the_order_of_their_names(
+    directory: Path, file: Callable[[str, bytes], str]
+) -> None:
+    second, first = file("b.csv", b"id;shop\n2;\n"), file("a.csv.gz", gzip.compress(b"id,shop\n1,eu\n"))
+    want = [b'{"id":"1","shop":"eu"}', b'{"id":"2","shop":null}']
+    assert staged(directory, path=f"{Path(first).parent}/*.csv*") == want
+    (Path(second).parent / "in").mkdir()
+    for each in first, second:
+        shutil.move(each, Path(each).parent / "in")
+    for path in f"{Path(first).parent}/in/", f"{Path(first).parent}/in/*", f"{Path(first).parent}/*/*":
+        shutil.rmtree(directory)
+        marker.init(str(directory))
+        assert staged(directory, path=path) == want
+    with pytest.raises(FileNotFoundError, match="No file is there"):
+        staged(directory, path=f"{Path(first).parent}/*.json")
+
+
+def test_options_of_the_format_are_those_of_a_file(directory: Path, file: Callable[[str, bytes], str]) -> None:
+    path = file("orders.csv", "id|größe\n1|1.234,5\n".encode("latin-1"))
+    options = {"encoding": "latin-1", "decimal_comma": ["größe"]}
+    assert staged(directory, path=path, format_options=options) == ['{"id":"1","größe":"1234.5"}'.encode()]
+    with pytest.raises(BadArgument, match="no option of a file is called 'sep'"):
+        QewQewStageOperator(task_id="stage", queue_name="orders", path=path, format_options={"sep": ";"})
+
+
+# Frames
+
+
+def frames() -> dict[str, Callable[[], Any]]:
+    columns = {"id": [1, 2], "at": [datetime(2026, 11, 24), None], "price": [0.5, float("nan")]}
+    table = pa.table(columns)
+    return {
+        "pandas": lambda: pandas.DataFrame(columns),
+        "pandas by a name": lambda: pandas.DataFrame(columns).set_index("id"),
+        "pandas, a part": lambda: pandas.DataFrame(columns).iloc[[0, 1]].set_index(pandas.Index([7, 9])),
+        "a table of Arrow": lambda: table,
+        "a batch of Arrow": lambda: table.to_batches()[0],
+        "a reader of Arrow": lambda: pa.RecordBatchReader.from_batches(table.schema, table.to_batches()),
+        "duckdb": lambda: duckdb.connect().from_arrow(table),
+    }
+
+
+@pytest.mark.parametrize("kind", frames())
+def test_a_frame_stands_for_its_rows(directory: Path, kind: str) -> None:
+    price = "null" if kind.startswith("pandas") else '"NaN"'  # which pandas has for no value
+    want = [b'{"id":1,"at":"2026-11-24T00:00:00","price":0.5}', f'{{"id":2,"at":null,"price":{price}}}'.encode()]
+    make = frames()[kind]
+    assert staged(directory, records=make) == want
+    assert staged_anew(directory, make()) == want
+    # As another task, or several, give it
+    assert staged_anew(directory, _records_of_several, op_args=[make(), None, make()]) == want * 2
+
+
+def test_what_has_columns_and_gives_no_rows_is_refused(directory: Path) -> None:
+    class Lazy:
+        columns = ("id", "shop")
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(self.columns)
+
+    with pytest.raises(
+        AirflowFailException, match="Lazy is not an iterable of records, and gives no stream"
+    ):
+        staged(directory, records=Lazy)
+
+
+def test_an_asynchronous_function_returns_or_yields_records(directory: Path) -> None:
+    async def returned(n: int) -> list[int]:
+        await asyncio.sleep(0)
+        return list(range(n))
+
+    async def yielded(n: int) -> AsyncIterator[int]:
+        for number in range(n):
+            await asyncio.sleep(0)
+            yield number
+
+    assert staged(directory, records=returned, op_kwargs={"n": 3}) == [b"0", b"1", b"2"]
+    assert staged_anew(directory, yielded, op_kwargs={"n": 3}) == [b"0", b"1", b"2"]
+
+
 def test_a_path_in_a_template_is_judged_when_it_is_rendered(directory: Path) -> None:
     operator = QewQewStageOperator(task_id="stage", queue_name="orders", path="/nowhere/{{ ds }}.xml")
     operator.path = "/nowhere/2026-11-20.xml"
-    with pytest.raises(AirflowFailException, match=r"BadArgument: .*say format="):
+    with pytest.raises(AirflowFailException, match=r"BadArgument: .*ends with '.xml', which says no format"):
         operator.execute(context())
 
 
