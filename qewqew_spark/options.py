@@ -18,7 +18,11 @@ _SIZE = re.compile("([0-9]+)(?:b|([kmgtp])b?)?", re.ASCII)
 
 
 # The options of every read that say what its rows are, and those of them that one codec alone has.
-OPTIONS_OF_CODECS: dict[str, tuple[str, ...]] = {"json": ("strict", "timeZone"), "avro": ("avroSchema",), "msgpack": ()}
+OPTIONS_OF_CODECS: dict[str, tuple[str, ...]] = {
+    "json": ("fromTexts", "strict", "timeZone"),
+    "avro": ("avroSchema",),
+    "msgpack": (),
+}
 ROW_OPTIONS = {
     "codec",
     "mode",

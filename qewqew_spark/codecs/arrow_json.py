@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import tzinfo
 from decimal import Decimal
 from typing import Any
@@ -27,35 +28,37 @@ MAX_DEPTH, MAX_DIGITS, MAX_NAME = 1000, 1000, 50_000  # limits of Jackson, Spark
 
 
 class Runs:
-    """What Arrow has read of some records, and which are left over."""
+    """What Arrow has read of some records, and which are left over. Each reader gets what those before it have left."""
 
-    def __init__(self, values: pa.Array, odd: Mask, reader: ArrowReader | None, unnamed: bool = False) -> None:
+    def __init__(self, values: pa.Array, odd: Mask, readers: Sequence[ArrowReader], unnamed: bool = False) -> None:
         self.beyond: list[int] = []  # if ``unnamed``: the records that have values without a field
         self.unsure: list[int] = []  # or that may have some
         self.pieces: list[list[pa.Array]] = []  # columns
         self.numbers: list[npt.NDArray[np.int64]] = []  # of the records in each piece
         left = np.ones(len(values), bool)
-        counted = names_in(values) if unnamed and reader is not None else None
-        unsure = left if counted is None or reader is None else reader.unsure(values)
-        runs = [] if reader is None else [np.flatnonzero(~(odd | reader.unfit(values)))]
-        patience = (1 + TRIES) * len(values)
-        while runs and reader is not None:
-            records = runs.pop()
-            if not records.size or patience <= 0:
-                continue
-            found = reader.read(values if records.size == len(values) else values.take(pa.array(records)), counted is not None)
-            if found is not None:
-                columns, certain, named = found
-                self.pieces.append(columns)
-                self.numbers.append(records[certain])
-                left[records[certain]] = False
-                if counted is not None and named is not None:
+        counted = names_in(values) if unnamed and readers else None
+        unsure = left if counted is None else readers[0].unsure(values)
+        for reader in readers:
+            runs = [np.flatnonzero(left & ~(odd | reader.unfit(values)))]
+            patience = (1 + TRIES) * len(values)
+            while runs:
+                records = runs.pop()
+                if not records.size or patience <= 0:
+                    continue
+                some = values if records.size == len(values) else values.take(pa.array(records))
+                found = reader.read(some, counted is not None)
+                if found is not None:
+                    columns, certain, named = found
                     numbers = records[certain]
-                    self.beyond += numbers[(counted[numbers] > named) & ~unsure[numbers]].tolist()
-                    self.unsure += numbers[unsure[numbers]].tolist()
-            elif records.size > FEW:
-                patience -= records.size
-                runs += reversed(np.array_split(records, max(2, records.size // PART)))
+                    self.pieces.append(columns)
+                    self.numbers.append(numbers)
+                    left[numbers] = False
+                    if counted is not None and named is not None:
+                        self.beyond += numbers[(counted[numbers] > named) & ~unsure[numbers]].tolist()
+                        self.unsure += numbers[unsure[numbers]].tolist()
+                elif records.size > FEW:
+                    patience -= records.size
+                    runs += reversed(np.array_split(records, max(2, records.size // PART)))
         self.left = np.flatnonzero(left)
 
 
@@ -78,15 +81,17 @@ def readable(kind: pa.DataType) -> bool:
 
 
 class ArrowReader:
-    """Arrow's reader, for records that Spark would certainly read the same way."""
+    """Arrow's reader, for records that Spark would certainly read the same way. ``from_texts``: for those in which all numbers
+    and booleans are texts.
+    """
 
-    def __init__(self, fields: list[pa.Field], zone: tzinfo) -> None:
+    def __init__(self, fields: list[pa.Field], zone: tzinfo, from_texts: bool = False) -> None:
         self._types = [field.type for field in fields]
         self._zone = zone
-        self._decimals = any(map(_has_decimal, self._types))
+        self._decimals = any(map(_has_decimal, self._types)) and not from_texts
         self._countable = not any(":" in name for field in fields for name in _names_in(field))
         self._options = pj.ParseOptions(
-            explicit_schema=pa.schema([pa.field(field.name, _read_as(field.type)) for field in fields]),
+            explicit_schema=pa.schema([pa.field(field.name, _read_as(field.type, from_texts)) for field in fields]),
             unexpected_field_behavior="ignore",
         )
 
@@ -97,6 +102,11 @@ class ArrowReader:
     def unsure(self, values: pa.Array) -> Mask:
         """The records in which `names_in` may be wrong."""
         return escaped(values) if self._countable else np.ones(len(values), bool)
+
+    def suits(self, values: pa.Array) -> bool:
+        """Whether it can read most of these, none of which may be `odd`."""
+        found = self.read(values.filter(pa.array(~self.unfit(values))))
+        return found is not None and 2 * int(np.count_nonzero(found[1])) > len(values)
 
     def read(self, values: pa.Array, named: bool = False) -> tuple[list[pa.Array], Mask, Counts | None] | None:
         """Columns of the records that were certainly read right, and which records these are; None if there are none.
@@ -166,6 +176,8 @@ class ArrowReader:
             return dates(column)
         if pa.types.is_timestamp(kind):
             return timestamps(column, None if kind.tz is None else self._zone)
+        if pa.types.is_string(column.type) and not pa.types.is_string(kind):
+            return _of_texts(column, kind)
         if pa.types.is_floating(kind):
             # Of a number beyond the largest one becomes infinity; Spark takes -0 for 0, and -0.0 for -0.0.
             numbers = np.asarray(column.fill_null(1))
@@ -192,16 +204,40 @@ class ArrowReader:
         return column, None
 
 
-def _read_as(kind: pa.DataType) -> pa.DataType:
+_PLAIN_WHOLE, _PLAIN_NUMBER = "^-?[0-9]{1,18}$", r"^-?[0-9]{1,17}(\.[0-9]{1,17})?$"
+
+
+def _of_texts(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
+    """Numbers or booleans that are plainly written in texts, and which ones take a closer look."""
+    if pa.types.is_boolean(kind):
+        plain = pc.is_in(column, pa.array(["true", "false"]))
+    else:
+        plain = pc.match_substring_regex(column, _PLAIN_WHOLE if pa.types.is_integer(kind) else _PLAIN_NUMBER)
+    sure = pc.if_else(plain, column, pa.scalar(None, pa.string()))
+    if pa.types.is_integer(kind):
+        whole = sure.cast(pa.int64())
+        made = whole.cast(kind, safe=False)
+        sure = pc.if_else(pc.equal(whole, made.cast(pa.int64())), column, pa.scalar(None, pa.string()))
+    elif pa.types.is_decimal(kind):
+        exact = sure.cast(pa.decimal128(36, 18))
+        fits = pc.less(pc.abs(exact), pa.scalar(Decimal(10) ** min(17, kind.precision - kind.scale), exact.type))
+        made = pc.if_else(fits, exact, pa.scalar(None, exact.type)).cast(kind, safe=False)
+        sure = pc.if_else(pc.equal(made.cast(exact.type, safe=False), exact), column, pa.scalar(None, pa.string()))
+    else:
+        made = sure.cast(kind)
+    return made, np.asarray(pc.and_(column.is_valid(), sure.is_null()))
+
+
+def _read_as(kind: pa.DataType, from_texts: bool) -> pa.DataType:
     """The type as which Arrow's reader reads a column. Dates and timestamps are read as strings, see `moments`."""
-    if pa.types.is_temporal(kind):
+    if pa.types.is_temporal(kind) or (from_texts and not pa.types.is_nested(kind)):
         return pa.string()
     if pa.types.is_decimal(kind):
         return pa.decimal256(76, kind.scale)  # has room for what does not fit; for what has none there, see `large_numbers`
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(each.name, _read_as(each.type)) for each in kind])
+        return pa.struct([pa.field(each.name, _read_as(each.type, from_texts)) for each in kind])
     if pa.types.is_list(kind):
-        return pa.list_(pa.field("element", _read_as(kind.value_type)))
+        return pa.list_(pa.field("element", _read_as(kind.value_type, from_texts)))
     return kind
 
 

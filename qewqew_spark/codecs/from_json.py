@@ -34,28 +34,37 @@ from qewqew_spark.options import Options
 
 SPACE = b" \t\r\n"
 TOGETHER = 64  # records that are decoded as one array
+SAMPLE = 16  # records that tell whether numbers are texts
 
 
 class JsonCodec:
-    """See `Codec`; option ``timeZone``: of timestamps without one; ``strict``: a record is one object, else it is corrupt."""
+    """See `Codec`; option ``timeZone``: of timestamps without one; ``strict``: a record is one object, else it is corrupt;
+    ``fromTexts``: a text in the field of another type counts as `spark.read.csv` reads it, as in rows of CSV that were staged.
+    """
 
     def __init__(self, fields: types.StructType, options: Options) -> None:
         self._zone = texts.zone_option(options.text("timeZone") or "UTC")
         self._strict = options.flag("strict", False)
         self._record = Record()
+        from_texts = options.flag("fromTexts", False)
 
         def fit_of(kind: types.DataType) -> Fit:
-            return objects.fit_of(kind, "", lambda leaf, _: leaf_of(leaf, self._zone, self._record))
+            return objects.fit_of(kind, "", lambda leaf, _: leaf_of(leaf, self._zone, self._record, from_texts))
 
         self._columns = columns_of(fields, [fit_of(field.dataType) for field in fields])
-        self._many = [many_of(column.kind, column.type, fit_of, self._zone) for column in self._columns]
+        self._many = [many_of(column.kind, column.type, fit_of, self._zone, from_texts) for column in self._columns]
         self._names = names_of(fields)
         arrow = [pa.field(column.name, column.type) for column in self._columns]
-        self._arrow = ArrowReader(arrow, self._zone) if all(readable(field.type) for field in arrow) else None
+        of_texts = [False, True] if from_texts else [False]
+        is_readable = all(readable(field.type) for field in arrow)
+        self._readers = [ArrowReader(arrow, self._zone, each) for each in of_texts] if is_readable else []
 
     def decode(self, values: pa.Array, unnamed: int | None = None) -> Decoded:
         doubtful = odd(values)
-        runs = Runs(values, doubtful, self._arrow, unnamed is not None)
+        readers = self._readers
+        if len(readers) > 1 and not readers[0].suits(values.filter(pa.array(~doubtful))[:SAMPLE]):
+            readers = readers[::-1]
+        runs = Runs(values, doubtful, readers, unnamed is not None)
         if not runs.left.size and len(runs.pieces) == 1:
             return self._with_unnamed(Decoded(runs.pieces[0], runs.numbers[0]), values, runs, unnamed)
         rows = _Rows(self._strict, self._record)
@@ -336,8 +345,10 @@ def _checked(value: Any, depth: int = 1) -> Any:
 # Values, as `Fit`: of JSON, numbers are bytes
 
 
-def leaf_of(kind: types.DataType, zone: tzinfo, record: Record) -> Fit:
-    """How Spark fits a value of the record to a type that holds no others."""
+def leaf_of(kind: types.DataType, zone: tzinfo, record: Record, from_texts: bool = False) -> Fit:
+    """How Spark fits a value of the record to a type that holds no others. ``from_texts``: see `JsonCodec`."""
+    if from_texts and not isinstance(kind, types.StringType | types.BinaryType):
+        return _from_text(kind, leaf_of(kind, zone, record))
     if isinstance(kind, types.BinaryType):
         return lambda value: _binary(value, record)
     if isinstance(kind, types.DecimalType):
@@ -345,6 +356,16 @@ def leaf_of(kind: types.DataType, zone: tzinfo, record: Record) -> Fit:
     if isinstance(kind, types.TimestampType):
         return lambda value: _timestamp(value, zone)
     return _SCALARS.get(type(kind), objects.refuse)  # `arrow_type` says more of it
+
+
+def _from_text(kind: types.DataType, fit: Fit) -> Fit:
+    """The same, and of a text what `spark.read.csv` makes of it: an empty one is null."""
+    of_text = _OF_TEXT.get(type(kind), fit)
+
+    def either(value: Any) -> Any:
+        return fit(value) if type(value) is not str else of_text(value) if value else None
+
+    return either
 
 
 def _whole(bits: int) -> Fit:
@@ -457,4 +478,15 @@ _SCALARS: dict[type[types.DataType], Fit] = {
     types.StringType: _string,
     types.DateType: _date,
     types.TimestampNTZType: lambda value: texts.local_micros(_text(value)),
+}
+
+_OF_TEXT: dict[type[types.DataType], Fit] = {
+    types.BooleanType: texts.to_boolean,
+    types.ByteType: texts.whole_of(8),
+    types.ShortType: texts.whole_of(16),
+    types.IntegerType: texts.whole_of(32),
+    types.LongType: texts.whole_of(64),
+    types.FloatType: texts.csv_float32,
+    types.DoubleType: texts.csv_float,
+    types.DateType: lambda value: texts.with_gmt(texts.date_days, value),  # digits are a year, not a number of days
 }

@@ -19,22 +19,24 @@ from qewqew_spark.codecs.objects import Fit
 Many = Callable[[list[Any]], pa.Array]
 
 
-def many_of(kind: types.DataType, arrow: pa.DataType, fit_of: Callable[[types.DataType], Fit], zone: tzinfo) -> Many:
-    """That for a type; ``fit_of``: what a value alone becomes."""
+def many_of(
+    kind: types.DataType, arrow: pa.DataType, fit_of: Callable[[types.DataType], Fit], zone: tzinfo, from_texts: bool
+) -> Many:
+    """That for a type; ``fit_of``: what a value alone becomes; ``from_texts``: numbers and booleans may be texts."""
     if isinstance(kind, types.StructType) and len(kind):
-        fields = [many_of(field.dataType, arrow.field(at).type, fit_of, zone) for at, field in enumerate(kind)]
+        fields = [many_of(field.dataType, arrow.field(at).type, fit_of, zone, from_texts) for at, field in enumerate(kind)]
         return lambda values: _structs(values, arrow, kind.names, fields)
     if isinstance(kind, types.ArrayType):
-        elements = many_of(kind.elementType, arrow.value_type, fit_of, zone)
+        elements = many_of(kind.elementType, arrow.value_type, fit_of, zone, from_texts)
         return lambda values: _lists(values, arrow, elements)
     if isinstance(kind, types.MapType):
-        items = many_of(kind.valueType, arrow.item_type, fit_of, zone)
+        items = many_of(kind.valueType, arrow.item_type, fit_of, zone, from_texts)
         return lambda values: _maps(values, arrow, items)
-    if isinstance(kind, types.StringType | types.BooleanType):
+    if isinstance(kind, types.StringType) or (isinstance(kind, types.BooleanType) and not from_texts):
         return lambda values: pa.array(values, arrow)  # takes numbers, as bytes, for texts
-    if isinstance(kind, types.IntegralType):
+    if isinstance(kind, types.IntegralType) and not from_texts:
         return lambda values: _numbers(values, arrow)
-    if isinstance(kind, types.FloatType | types.DoubleType):
+    if isinstance(kind, types.FloatType | types.DoubleType) and not from_texts:
         return lambda values: _floats(values, arrow)
     fit = fit_of(kind)
     if isinstance(kind, types.DateType | types.TimestampType | types.TimestampNTZType):

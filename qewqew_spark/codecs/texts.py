@@ -242,3 +242,47 @@ def to_float32(text: str) -> float:
         return float(single)
     (single,) = struct.unpack("<f", struct.pack("<I", bits - 1 if away else bits + 1))
     return float(single)
+
+
+# What `spark.read.csv` takes for numbers and booleans; `ValueError` for anything else
+
+
+def whole_of(bits: int) -> Callable[[str], int]:
+    """For a type of integers with this number of bits, one of them for the sign."""
+
+    def fit(text: str) -> int:
+        if not _WHOLE.fullmatch(text) or max(text) > _LAST_CHAR or not -(1 << bits - 1) <= (number := int(text)) < 1 << bits - 1:
+            raise ValueError(text)
+        return number
+
+    return fit
+
+
+_WHOLE = re.compile(r"[+-]?\d{1,1000}")  # digits of any script, as Java has it
+_FLOAT = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?")
+_NO_NUMBERS = {"Inf": "inf", "-Inf": "-inf", "NaN": "nan", "+NaN": "nan", "-NaN": "nan"}
+_NO_NUMBERS |= {"Infinity": "inf", "+Infinity": "inf", "-Infinity": "-inf"}
+
+
+def csv_float(text: str) -> float:
+    return float(_number(text))
+
+
+def csv_float32(text: str) -> float:
+    number = _number(text)
+    return float(number) if number[-1] in "fn" else to_float32(number)
+
+
+def _number(text: str) -> str:
+    """As Python writes it; in Java white space may stand around it, and a letter behind it, for its type."""
+    trimmed = text.strip(JAVA_SPACE)
+    found = _FLOAT.fullmatch(trimmed)
+    if found is None and trimmed not in _NO_NUMBERS:
+        raise ValueError(text)
+    return _NO_NUMBERS[trimmed] if found is None else found[1]
+
+
+def to_boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(text)
+    return text.lower() == "true"

@@ -232,6 +232,8 @@ def read(
     typed = {"codec": codec, "columnNameOfCorruptRecord": corrupt, "mode": "PERMISSIVE"}
     if codec == "json":
         typed |= {"strict": "true", "timeZone": str(spark.conf.get("spark.sql.session.timeZone")), **of_values}
+        if "fromtexts" not in map(str.lower, ours):
+            typed["fromTexts"] = "true"
     reason, unnamed = StructField(REASON, StringType()), StructField(UNNAMED, StringType())
     extra = [StructField(rescued, StringType())] if rescued else []
 

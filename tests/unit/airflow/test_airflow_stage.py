@@ -283,9 +283,7 @@ def test_what_has_columns_and_gives_no_rows_is_refused(directory: Path) -> None:
         def __iter__(self) -> Iterator[str]:
             return iter(self.columns)
 
-    with pytest.raises(
-        AirflowFailException, match="Lazy is not an iterable of records, and gives no stream"
-    ):
+    with pytest.raises(AirflowFailException, match="Lazy is not an iterable of records, and gives no stream"):
         staged(directory, records=Lazy)
 
 

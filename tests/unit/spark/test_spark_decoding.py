@@ -214,7 +214,7 @@ def test_the_neighbours_of_an_odd_record_stay_with_arrow(stopping):
     records = [b'{"a":%d}' % number for number in range(1000)]
     records[300] = records[301] = records[999] = stopping
     values = pa.array(records, pa.binary())
-    runs = arrow_json.Runs(values, arrow_json.odd(values), codec._arrow)
+    runs = arrow_json.Runs(values, arrow_json.odd(values), codec._readers)
     assert runs.left.tolist() == [300, 301, 999]
     assert [(piece[0].to_pylist(), there.tolist()) for piece, there in zip(runs.pieces, runs.numbers, strict=True)] == [
         ([*range(300), *range(302, 999)],) * 2
