@@ -6,7 +6,6 @@ import http.client
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,13 +65,12 @@ class Proxy(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.reset()
 
-        self.delay = 0.0  # seconds before each request is passed on
-
     def reset(self, at: int = 0, answer: int | None = None, stored: bool = False, act: Callable[[], Any] | None = None) -> None:
         """At the request ``at``: ``act``, and the ``answer`` instead of the store's, which got the request if ``stored``."""
         self.seen: list[str] = []
         self.at, self.answer, self.stored, self.act = at, answer, stored, act
-        self.fails: str | None = None  # each request for what has this in its path is answered with 500
+        self.fails: str | None = None  # what has this in its path is answered with 500 whenever it is read
+        self.before: Callable[[str], object] = lambda request: None  # called before a request is passed on
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -81,10 +79,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def handle_any(self) -> None:
         server, body = self.server, self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        server.seen.append(f"{self.command} {self.path}")
+        request = f"{self.command} {self.path}"
+        server.seen.append(request)
         is_it = len(server.seen) == server.at
+        server.before(request)
         fails = server.fails is not None and server.fails in self.path and self.command != "HEAD"
-        time.sleep(server.delay)
         answer, stored, act = (500, False, None) if fails else (server.answer, server.stored, server.act)
         is_it = is_it or fails
         if is_it and act:

@@ -158,11 +158,14 @@ def manifest_path(path: str | os.PathLike[str]) -> str:
         return os.path.join(local, MANIFEST) if DISK.is_directory(local, follow=True) else local
 
 
-def load(path: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Manifest:
+def load(
+    path: str | os.PathLike[str], options: Mapping[str, Any] | None = None, sizes: Mapping[str, int | None] | None = None
+) -> Manifest:
     """Read a manifest and check everything that can be checked without reading the segments.
 
-    ``path`` is a batch directory or its manifest, or the URL of one (``options``: see `store.store_of`). Raises
-    `BadManifest`, which names file and field, `BadPath` without permission, and `StoreError`, `BadArgument`.
+    ``path`` is a batch directory or its manifest, or the URL of one (``options``: see `store.store_of`). ``sizes``: of files
+    beside it, if a listing has told them. Raises `BadManifest`, which names file and field, `BadPath` without permission, and
+    `StoreError`, `BadArgument`.
     """
     path = manifest_path(path)
     store = store_of(os.path.dirname(path), options)
@@ -182,7 +185,7 @@ def load(path: str | os.PathLike[str], options: Mapping[str, Any] | None = None)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise BadManifest(f"not JSON ({error}); give the directory of a batch or its manifest.json", path=path) from error
     manifest = parse(body, path)
-    _check_files(store, manifest, path)
+    _check_files(store, manifest, path, sizes or {})
     return manifest
 
 
@@ -309,9 +312,10 @@ def _check_segment(segment: Segment, layout: str, partial: bool, where: str, pat
             raise BadManifest(f"{where}checksum {excerpt(checksum, 80)} is not eight hex digits", path=path)
 
 
-def _check_files(store: Store, manifest: Manifest, path: str) -> None:
+def _check_files(store: Store, manifest: Manifest, path: str, listed: Mapping[str, int | None]) -> None:
     """Raise `BadManifest` if a segment's file is not there, is not a regular file, or is too short."""
-    ends = manifest.files()
+    # A listing of many pages may have passed the segment's place before it was there.
+    ends = {name: end for name, end in manifest.files().items() if (listed.get(name) or -1) < end}
     sizes = store.sizes(list(ends))
     for name, end in ends.items():
         try:

@@ -16,10 +16,11 @@ from qewqew_core.batch.store import store_of
 from qewqew_core.errors import BadArgument, BadManifest, Corrupt, StoreError
 from qewqew_core.secrecy import excerpt
 
+Files = dict[str, int | None]  # of a batch: their names, and their sizes if the listing has them
 ID = re.compile(r"[\w.-]+")  # of a batch: the name of a directory, of a table's partition too
 FILES = re.compile(rf"{re.escape(MANIFEST)}|.+[.][1-9][0-9]{{0,4}}|[0-9]{{20}}[.]zbus")  # of a batch: chunks, or blocks
-_AT_ONCE = 32  # directories that are read or removed at the same time
-_TRIES = 3  # at that: a host may publish a batch again just now
+_AT_ONCE = 32  # manifests that are read at the same time
+_TRIES = 3  # at removing them: a host may publish a batch again just now
 
 
 def complete(prefix: str, options: Mapping[str, Any] | None = None) -> list[str]:
@@ -27,8 +28,16 @@ def complete(prefix: str, options: Mapping[str, Any] | None = None) -> list[str]
 
     ``options``: see `store.store_of`. Raises `StoreError`, `BadArgument`.
     """
-    names = (name.split("/") for name in store_of(prefix, options).below())
-    return sorted(name[0] for name in names if name[1:] == [MANIFEST])
+    return [*listed(prefix, options)]
+
+
+def listed(prefix: str, options: Mapping[str, Any] | None = None) -> dict[str, Files]:
+    """The same with the files of each."""
+    found: dict[str, Files] = {}
+    for path, size in store_of(prefix, options).below().items():
+        batch, _, name = path.partition("/")
+        found.setdefault(batch, {})[name] = size
+    return {batch: files for batch, files in sorted(found.items()) if MANIFEST in files}
 
 
 def load(prefix: str, ids: Sequence[str], options: Mapping[str, Any] | None = None) -> list[Manifest]:
@@ -37,29 +46,31 @@ def load(prefix: str, ids: Sequence[str], options: Mapping[str, Any] | None = No
         return list(pool.map(lambda batch: _load(prefix, batch, options), _several(ids)))
 
 
-def sound(prefix: str, ids: Sequence[str], options: Mapping[str, Any] | None = None) -> tuple[list[Manifest], dict[str, str]]:
+def sound(
+    prefix: str, batches: Mapping[str, Files], options: Mapping[str, Any] | None = None
+) -> tuple[list[Manifest], dict[str, str]]:
     """The manifests of those whose manifest describes the files beside it, and why the others' do not, by their ids.
 
-    Raises as `load`, without `BadManifest`.
+    ``batches``: as `listed` has them. Raises as `load`, without `BadManifest`.
     """
 
     def judged(batch: str) -> Manifest | str:
         try:
-            return _load(prefix, batch, options)
+            return _load(prefix, batch, options, batches[batch])
         except (BadManifest, Corrupt) as error:
             return str(error)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = dict(zip(ids, pool.map(judged, _several(ids)), strict=True))
+        found = dict(zip(batches, pool.map(judged, batches), strict=True))
     return (
         [body for body in found.values() if isinstance(body, Manifest)],
         {batch: why for batch, why in found.items() if isinstance(why, str)},
     )
 
 
-def _load(prefix: str, batch: str, options: Mapping[str, Any] | None) -> Manifest:
+def _load(prefix: str, batch: str, options: Mapping[str, Any] | None, files: Files | None = None) -> Manifest:
     path = place(prefix, batch)
-    body = manifest.load(path, options)
+    body = manifest.load(path, options, files)
     if body.id != batch:  # by the name it would pass for another batch, and be written twice
         raise BadManifest(f"is of batch {body.id}; the directory must have this name", path=path)
     if not ID.fullmatch(batch):
@@ -77,8 +88,7 @@ def remove(prefix: str, ids: Iterable[str], options: Mapping[str, Any] | None = 
     for _ in range(_TRIES):
         if not left:
             return
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(lambda batch: store_of(place(prefix, batch), options).remove(FILES), left))
+        store_of(prefix, options).remove_each(left, FILES)
         # Clients of stores may say nothing where a right is missing.
         left.intersection_update(complete(prefix, options))
     if left:

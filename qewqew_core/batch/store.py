@@ -13,14 +13,16 @@ import secrets
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from qewqew_core import arguments, references, secrecy
+from qewqew_core.batch.answers import is_final, status_of
 from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.files import DISK, Files, check_regular, files_of, read_whole
 from qewqew_core.disk.opening import opening, refusing
@@ -33,11 +35,12 @@ Read = Callable[[int, int], bytes]  # (start, end): the bytes between, fewer onl
 _TEMPORARY = ".tmp"
 _WRITING = re.compile(rf"[.][0-9a-f]{{16}}{re.escape(_TEMPORARY)}")
 _BLOCK = 8 << 20  # bytes that are sent at a time
+_AT_ONCE = 32  # directories that are removed at the same time
 
 
 # Stores that create a file only where there is none, as fsspec's file systems for them do with mode="create".
 _CREATE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"}
-_PASSES = (408, 409, 425, 429)  # of the answers from 400 to 499: those after which one tries again
+_BULK = {"s3", "s3a", "gs", "gcs"}  # stores without directories, whose files fsspec removes by the hundred
 _one_at_a_time = threading.Lock()  # memory:// looks first, then creates
 
 
@@ -78,8 +81,10 @@ class Store(ABC):
         """The files that match, as errors name them, sorted. ``*``, ``?`` and ``[…]`` may also be in the store's own path."""
 
     @abstractmethod
-    def below(self) -> list[str]:
-        """All files in the directory and below it, by their names from here; none if it is not there."""
+    def below(self) -> dict[str, int | None]:
+        """All files in the directory and below it, by their names from here, with their sizes if the listing has them; none if it
+        is not there.
+        """
 
     @abstractmethod
     def open(self, name: str) -> AbstractContextManager[Read]:
@@ -106,6 +111,11 @@ class Store(ABC):
         `BadPath` and removes nothing: others may have moved a directory of the user's here, where they may not remove anything.
         """
 
+    def remove_each(self, names: Iterable[str], ours: re.Pattern[str]) -> None:
+        """`remove` the directories of these names in it."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(lambda name: replace(self, path=self.locate(name)).remove(ours), names))
+
     def check(self) -> None:  # noqa: B027 - of a directory there is nothing to know beforehand
         """Raise `BadArgument` if the package for the store is missing, or its options are wrong, before it is used."""
 
@@ -128,15 +138,15 @@ class Local(Store):
     def glob(self, pattern: str) -> list[str]:
         return sorted(DISK.glob(self.locate(pattern)))
 
-    def below(self) -> list[str]:
+    def below(self) -> dict[str, int | None]:
         with opening(self.path, "batch"):
             try:
                 kinds = DISK.kinds(self.path)
             except (FileNotFoundError, NotADirectoryError):  # also of a directory that was removed since it was listed
-                return []
-        found = [name for name, is_file in kinds.items() if is_file]
-        for name in kinds.keys() - found:
-            found += [f"{name}/{file}" for file in Local(self.locate(name)).below()]
+                return {}
+        found: dict[str, int | None] = {name: None for name, is_file in kinds.items() if is_file}
+        for name in kinds.keys() - found.keys():
+            found |= {f"{name}/{file}": None for file in Local(self.locate(name)).below()}
         return found
 
     @contextmanager
@@ -254,7 +264,8 @@ class Remote(Store):
     def read(self, name: str) -> bytes:
         with self._errors(name):
             system, path = self._reach(name)
-            return bytes(system.cat_file(path))
+            # s3fs would ask for the size first, to get what is large in parts.
+            return bytes(system.cat_file(path, **({"max_concurrency": 1} if self._scheme in ("s3", "s3a") else {})))
 
     def size(self, name: str) -> int:
         with self._errors(name):
@@ -275,13 +286,13 @@ class Remote(Store):
             system, path = self._reach(pattern)
             return sorted(system.unstrip_protocol(found) for found in system.glob(path))
 
-    def below(self) -> list[str]:
+    def below(self) -> dict[str, int | None]:
         with self._errors(""), suppress(FileNotFoundError):
             system, path = self._reach("")
             top = path.rstrip("/") + "/"
             # One listing of all, which stores give by the thousand; a pattern would be one for each directory.
-            return [found.removeprefix(top) for found in system.find(top)]
-        return []
+            return {found.removeprefix(top): about.get("size") for found, about in system.find(top, detail=True).items()}
+        return {}
 
     @contextmanager
     def open(self, name: str) -> Iterator[Read]:
@@ -344,7 +355,7 @@ class Remote(Store):
                 with _one_at_a_time if self._scheme == "memory" else nullcontext():
                     system.pipe_file(path, data, mode="create")
             except Exception as error:
-                if isinstance(error, FileExistsError) or _status(error) == 412:
+                if isinstance(error, FileExistsError) or status_of(error) == 412:
                     raise _Exists(errno.EEXIST, "is there", self.locate(name)) from None
                 raise
 
@@ -352,6 +363,24 @@ class Remote(Store):
         with self._errors(""), suppress(FileNotFoundError):
             system, path = self._reach("")
             system.rm(path.rstrip("/"), recursive=True)
+
+    def remove_each(self, names: Iterable[str], ours: re.Pattern[str]) -> None:
+        if self._scheme not in _BULK:
+            return super().remove_each(names, ours)
+        found: dict[str, list[str]] = {name: [] for name in names}
+        for file in self.below():
+            name, _, rest = file.partition("/")
+            if rest and name in found:
+                found[name].append(file)
+        alone = {name for name, files in found.items() if re.search(r"[*?\[]", "".join(files))}  # would pass for patterns
+        files = [self._reach(file)[1] for name in found.keys() - alone for file in found[name]]
+        super().remove_each(alone, ours)
+        with self._errors(""):
+            system, _ = self._reach("")
+            for last in False, True:  # the manifest is there until the rest is gone: a kill leaves nothing that no listing shows
+                if some := [file for file in files if file.endswith(".json") == last]:
+                    with suppress(FileNotFoundError):  # somebody else removes them too
+                        system.rm(some)
 
     def check(self) -> None:
         self._reach("")
@@ -391,30 +420,11 @@ class Remote(Store):
             raise FileNotFoundError(errno.ENOENT, self._without_secrets(str(error)) or "not found", url) from None
         except Exception as error:
             text = self._without_secrets(str(error)).partition("\n")[0]  # pyarrow's for hdfs is a hundred lines
-            kind = StoreError if _is_final(error) else Unavailable
+            kind = StoreError if is_final(error) else Unavailable
             raise kind(f"{type(error).__name__}: {text}", path=url, offset=offset) from None
 
     def _without_secrets(self, text: str) -> str:
         return secrecy.hide(text, {f"fs.{name}": value for name, value in self.options.items()})
-
-
-def _status(error: BaseException) -> int | None:
-    """The status of the answer that a client's error is about: of s3fs, gcsfs and adlfs, which each keep it elsewhere."""
-    for each in (error, error.__cause__):
-        answer = getattr(each, "response", None)
-        found = answer.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(answer, dict) else None
-        for value in (found, getattr(each, "status_code", None), getattr(each, "code", None)):
-            if str(value).isdecimal():
-                return int(str(value))
-    return None
-
-
-def _is_final(error: Exception) -> bool:
-    """Whether the store has said no, or was never asked: trying again does not help."""
-    status = _status(error)
-    if status is not None and (status < 500 or status == 501):
-        return status >= 400 and status not in _PASSES
-    return isinstance(error, (PermissionError, TypeError, ValueError)) or "Credential" in type(error).__name__
 
 
 def _needs(url: str) -> str:

@@ -33,43 +33,47 @@ except ModuleNotFoundError as error:
     )
 
 
+MOST = 10_000  # batches of one commit: the driver has all their manifests, and the table keeps all their ids
+
+
 def drain(start: Callable[[], SparkSession], prefix: str, outputs: Sequence[Output], **options: Any) -> dict[str, Any]:
     """Append the batches that are complete under the prefix to the table, and remove them; returns the result.
 
     ``start`` gives a session that nobody else uses meanwhile; it is not called if there is no batch. ``outputs``: one, a table
     of Iceberg or Delta. ``options``: those of `batch.run`, which says what is raised. The result is that of `batch.run`, with
-    ``batches``, with ``removed``: how many batches are no longer under the prefix, those included that an earlier run had
-    committed, and with ``damaged``: the ids of batches that stay as they are, because their bytes are not those that were
-    written, each with the reason.
+    ``batches``; with ``removed``: how many batches are no longer under the prefix, those included that an earlier run had
+    committed; with ``left``: how many wait for the next drain, as one commits 10,000 at most; and with ``damaged``: the ids of
+    batches that stay as they are, because their bytes are not those that were written, each with the reason.
     """
     if len(outputs) != 1 or not outputs[0].appends or outputs[0].route:
         raise BadArgument("a drain writes one output, a table of Iceberg or Delta, where one commit has all batches")
     given = options.get("read_options") or {}
     prefix, store = local_path(prefix), Options(given).under("fs.")
     removed, damaged = 0, dict[str, str]()
-    while ids := [each for each in published.complete(prefix, store) if each not in damaged]:
+    while listed := {each: files for each, files in published.listed(prefix, store).items() if each not in damaged}:
         spark = start()
 
         def committed(ids: Sequence[str], spark: SparkSession = spark) -> list[str]:
             table = outputs[0]
             return [*append_to(spark, str(table.table or table.path), ids, table.format, table.commit).committed()]
 
-        there = committed(ids)
+        there = {*committed([*listed])}
         published.remove(prefix, there, store)
         removed += len(there)
-        missing = sorted({*ids} - {*there})
+        missing = [each for each in listed if each not in there]
         if not missing:
             break
+        now = missing[:MOST]
         result, bad = None, dict[str, str]()
         try:
-            bodies, bad = published.sound(prefix, missing, store)
+            bodies, bad = published.sound(prefix, {each: listed[each] for each in now}, store)
             found = Batches([published.place(prefix, body.id) for body in bodies], bodies)
             if bodies:
                 result = batch.run_in(spark, found, outputs, **options)
         except Exception as error:
             more = damaged_of(spark, found, given) if is_damage(error) else {}
             # Another drain may have been faster with some, and may have removed what was to be read.
-            if not more and not committed(missing):
+            if not more and not committed(now):
                 raise
             bad |= more
         if bad:
@@ -79,8 +83,9 @@ def drain(start: Callable[[], SparkSession], prefix: str, outputs: Sequence[Outp
                 print(f"qewqew: the batch {each} is damaged and left out: {bad[each]}", file=sys.stderr, flush=True)
         if result is not None:
             published.remove(prefix, found.ids, store)
-            return {**result, "batches": found.ids, "removed": removed + len(found.ids), "damaged": damaged}
-    return {"batches": [], "read": 0, "removed": removed, "damaged": damaged}
+            counts = {"removed": removed + len(found.ids), "left": len(missing) - len(now), "damaged": damaged}
+            return {**result, "batches": found.ids, **counts}
+    return {"batches": [], "read": 0, "removed": removed, "left": 0, "damaged": damaged}
 
 
 if __name__ == "__main__":

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -13,7 +16,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.manifest import Manifest, Segment
-from qewqew_core.batch.store import Store, local_path, store_of
+from qewqew_core.batch.store import Local, Read, Store, local_path, store_of
 from qewqew_core.errors import BadArgument, BadManifest, Corrupt
 from qewqew_spark.options import ROW_OPTIONS, Options
 from qewqew_spark.source.rows import SCHEMA, TOPIC_SCHEMA, Rows, schema_of
@@ -23,7 +26,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 RUN_BYTES = 8 << 20  # a task holds about three times as much; frames of much less are not found as fast (see `frames`)
-
+AT_ONCE = 16  # parts that a task reads ahead, each with at most
+AHEAD_BYTES = 1 << 20  # bytes
 
 OPTIONS = {"path", "paths", *SPLIT_OPTIONS, *ROW_OPTIONS}
 BATCH = StructField("batch", StringType())  # the id of the row's batch, if the schema names this column
@@ -104,6 +108,46 @@ class BatchPart:
     first: int  # number in the batch of its first record
 
 
+@dataclass(frozen=True)
+class Ahead(Local):
+    """A part that is read before it is asked for. Errors come when it is."""
+
+    store: Store
+    start: int
+    data: Callable[[], bytes]
+
+    def locate(self, name: str) -> str:
+        return self.store.locate(name)
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Read]:
+        data = self.data()
+        yield lambda start, end: data[start - self.start : end - self.start]
+
+
+def _ahead(parts: Sequence[BatchPart]) -> Generator[BatchPart, None, None]:
+    """The parts. Small ones are read some ahead, so that answers of a store are awaited together."""
+
+    def read(part: BatchPart) -> bytes:
+        with part.store.open(part.segment.file) as read:
+            return read(part.segment.start, part.segment.end)
+
+    waiting: deque[BatchPart] = deque()
+    pool = ThreadPoolExecutor(AT_ONCE)
+    try:
+        for part in parts:
+            if len(parts) > 1 and part.segment.end - part.segment.start <= AHEAD_BYTES:
+                data = pool.submit(read, part).result
+                part = replace(part, store=Ahead(part.store.path, part.store, part.segment.start, data))
+            waiting.append(part)
+            if len(waiting) == AT_ONCE:
+                yield waiting.popleft()
+        while waiting:
+            yield waiting.popleft()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 class BatchReader(DataSourceReader):
     """Reads batches, each from its directory or URL, one after the other."""
 
@@ -140,17 +184,19 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, of about 4 MiB at a time; raises `Corrupt`, which names file and offset."""
         if isinstance(partition, Bundle):  # else it is the one that Spark makes if there are none: a batch without segments
-            for part in partition.parts:
-                yield from self._read(part)
+            with closing(_ahead(partition.parts)) as parts:
+                for part in parts:
+                    yield from self._read(part)
 
     def damage(self, bundle: Bundle[BatchPart]) -> Iterator[tuple[str, str]]:
         """Of each part that cannot be read because it is damaged: the id of its batch, and why."""
-        for part in bundle.parts:
-            try:
-                for _ in self._read(part):
-                    pass
-            except (Corrupt, BadManifest) as error:
-                yield part.batch.id, str(error)
+        with closing(_ahead(bundle.parts)) as parts:
+            for part in parts:
+                try:
+                    for _ in self._read(part):
+                        pass
+                except (Corrupt, BadManifest) as error:
+                    yield part.batch.id, str(error)
 
     def _read(self, part: BatchPart) -> Iterator[pa.RecordBatch]:
         store, batch, segment = part.store, part.batch, part.segment

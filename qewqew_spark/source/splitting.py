@@ -1,4 +1,4 @@
-"""How a read is divided between tasks: as many as are asked for, each of about the same number of bytes."""
+"""How a read is divided between tasks: as many as are asked for, each of about the same number of bytes and of files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from qewqew_spark.options import Options
 
 SPLIT_OPTIONS = {"minPartitions", "maxPartitionBytes"}
 LEAST_PARTITION, LARGEST_PARTITION = 8 << 20, 128 << 20  # starting a task of Python's costs as much as decoding several MiB
+OPENING = 64 << 10  # to open one more file costs as much as to read this many bytes
 
 
 class Piece(NamedTuple):
@@ -53,23 +54,25 @@ class Split:
 
         There are fewer tasks than asked for only if there are not that many cuts; none is without a piece.
         """
-        total = sum(piece.end - piece.start for piece in pieces)
-        places, at = [], 0  # where the whole can be cut, counted over all pieces
+        opening = 0 if self.size else OPENING  # a size that is given counts bytes
+        places, total = [], -opening  # where the whole can be cut, counted over all pieces and what it costs to open each
         for piece in pieces:
-            places += [at + cut - piece.start for cut in (piece.start, *piece.cuts)]
-            at += piece.end - piece.start
-        cuts = even_cuts(sorted({*places} - {0, total}), total, self.count(total))
+            places += [total, *(total + opening + cut - piece.start for cut in piece.cuts)]
+            total += opening + piece.end - piece.start
+        cuts = even_cuts(sorted({at for at in places if 0 < at < total}), total, self.count(total))
         tasks: list[list[Piece]] = [[]]
-        at = 0
+        at = -opening
         for piece in pieces:
+            if at in cuts[len(tasks) - 1 : len(tasks)]:  # the next cut
+                tasks.append([])
+            at += opening
             end = at + piece.end - piece.start
             inside = cuts[bisect_right(cuts, at) : bisect_left(cuts, end)]
-            ends = [piece.start, *(cut - at + piece.start for cut in inside), piece.end]
-            for start, stop in pairwise(ends):
-                if at in cuts[len(tasks) - 1 : len(tasks)]:  # the next cut
+            for start, stop in pairwise([piece.start, *(cut - at + piece.start for cut in inside), piece.end]):
+                if start > piece.start:
                     tasks.append([])
                 tasks[-1].append(Piece(piece.number, start, stop))
-                at += stop - start
+            at = end
         return [task for task in tasks if task]
 
 

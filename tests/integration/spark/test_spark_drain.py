@@ -120,7 +120,7 @@ def test_without_batches_no_spark_is_started(prefix: str) -> None:
         raise AssertionError("nothing is there")
 
     table = [Output(format="delta", path="/nowhere")]
-    assert drain(start, prefix, table) == {"batches": [], "read": 0, "removed": 0, "damaged": {}}
+    assert drain(start, prefix, table) == {"batches": [], "read": 0, "removed": 0, "left": 0, "damaged": {}}
     Path(prefix, "half").mkdir(parents=True)
     Path(prefix, "half", "orders.qew.0").write_bytes(b"its manifest is not there yet")
     assert drain(start, prefix, table)["batches"] == []
@@ -226,7 +226,7 @@ def test_a_batch_that_is_published_again_after_its_commit_is_removed_and_not_app
             assert drained(lake, kind, prefix)["removed"] == 1 + (more > 0)
     assert ids(lake, kind) == [*range(15)]
     batch_again = shutil.copytree(os.path.dirname(batch.manifest_path), f"{prefix}/{batch.id}")
-    assert drained(lake, kind, prefix) == {"batches": [], "read": 0, "removed": 1, "damaged": {}}
+    assert drained(lake, kind, prefix) == {"batches": [], "read": 0, "removed": 1, "left": 0, "damaged": {}}
     assert not Path(batch_again).exists()
 
 

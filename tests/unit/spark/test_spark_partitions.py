@@ -71,10 +71,18 @@ def test_a_large_piece_is_divided_and_small_ones_share_a_task() -> None:
     assert sizes(asked(maxPartitionBytes=3 * MIB), *[piece(MIB, MIB)] * 7) == [[MIB] * 2, [MIB] * 3, [MIB] * 2]
 
 
+def test_small_files_count_too() -> None:
+    """As many bytes, and each file needs an answer of its store."""
+    for files, tasks in (100, 1), (1_000, 2), (10_000, 6):
+        divided = sizes(asked(), *[piece(100)] * files)
+        assert [sum(task) for task in divided] == pytest.approx([100 * files / tasks] * tasks, abs=100)
+    assert len(sizes(asked(maxPartitionBytes="1m"), *[piece(100)] * 10_000)) == 1, "whoever gives a size means bytes"
+
+
 def test_there_are_as_many_tasks_as_were_asked_for_where_there_are_cuts() -> None:
     each = MIB // 8
     assert sizes(asked(minPartitions=5), piece(8 * each, each)) == [[2 * each], [each], [2 * each], [each], [2 * each]]
-    assert sizes(asked(minPartitions=5), *[piece(1)] * 7) == [[1], [1, 1], [1], [1, 1], [1]]
+    assert sizes(asked(minPartitions=5), *[piece(1)] * 7) == [[1, 1], [1], [1, 1], [1], [1]]
     assert sizes(asked(minPartitions=9), *[piece(1)] * 7) == [[1]] * 7
     assert sizes(asked(minPartitions=5), piece(MIB, MIB)) == [[MIB]]
     assert sizes(asked(minPartitions=5)) == []
