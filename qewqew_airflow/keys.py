@@ -12,10 +12,13 @@ if TYPE_CHECKING:
 LONGEST_KEY = 512  # bytes; what the core takes
 
 
-def task_key(context: Context) -> str:
-    """The key of a task instance: ``dag_id|run_id|task_id|map_index``, the same for every try of it."""
+def task_key(context: Context, reprocess: str = "") -> str:
+    """The key of a task instance: ``dag_id|run_id|task_id|map_index``, the same for every try of it.
+
+    ``reprocess``: one more part, unless it is empty: what the task does with another one it does once more, on purpose.
+    """
     ti = context["ti"]
-    return make_key(ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
+    return make_key(ti.dag_id, ti.run_id, ti.task_id, ti.map_index, *([reprocess] if reprocess else []))
 
 
 def make_key(*parts: object) -> str:
@@ -34,6 +37,7 @@ def make_key(*parts: object) -> str:
 def task_of(key: str) -> dict[str, Any] | None:
     """The task instance whose key this is (see `task_key`). None if the key is not of a task, or was cut."""
     dag, run, task, index = (*map(unquote, key.split("|")), *[""] * 4)[:4]
-    if key.count("|") != 3 or not {dag, run, task}.isdisjoint({"", ".", ".."}) or not index.removeprefix("-").isdecimal():
+    is_of_task = key.count("|") in (3, 4) and {dag, run, task}.isdisjoint({"", ".", ".."}) and len(key) < LONGEST_KEY
+    if not is_of_task or not index.removeprefix("-").isdecimal():
         return None
     return {"dag": dag, "run": run, "task": task, "index": int(index)}

@@ -72,6 +72,8 @@ class QewQewStageOperator(BaseOperator):
     :param parameters: values for the placeholders in sql, in the style of the database's driver (templated)
     :param op_args: for the callable (templated)
     :param op_kwargs: for the callable (templated)
+    :param reprocess: a text that becomes a part of the key, unless it is empty (templated). With another one the task stages
+        again, what its source gives then: ``"{{ dag_run.conf.get('reprocess', '') }}"``. What it has staged before stays
     :param qewqew_conn_id: the connection (templated)
 
     `BadArgument`, `BadPath` and `RecordTooLarge` fail the task without retries, because another try would meet them again.
@@ -82,7 +84,7 @@ class QewQewStageOperator(BaseOperator):
 
     template_fields: Sequence[str] = (
         *("queue_name", "topic", "tag", "id", "path", "path_conn_id", "sql", "sql_conn_id", "parameters"),
-        *("op_args", "op_kwargs", "qewqew_conn_id"),
+        *("op_args", "op_kwargs", "reprocess", "qewqew_conn_id"),
     )
     template_fields_renderers = {"sql": "sql", "parameters": "json", "op_args": "py", "op_kwargs": "py"}  # noqa: RUF012  (as Airflow declares it)
     template_ext: Sequence[str] = (".sql",)
@@ -108,6 +110,7 @@ class QewQewStageOperator(BaseOperator):
         parameters: Sequence[Any] | Mapping[str, Any] | None = None,
         op_args: Sequence[Any] | None = None,
         op_kwargs: Mapping[str, Any] | None = None,
+        reprocess: str | None = None,
         qewqew_conn_id: str = QewQewHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
@@ -136,6 +139,7 @@ class QewQewStageOperator(BaseOperator):
         self.parameters = parameters
         self.op_args = op_args
         self.op_kwargs = op_kwargs
+        self.reprocess = reprocess
         self.qewqew_conn_id = qewqew_conn_id
         self._staged = 0
         self._bytes: int | None = None
@@ -168,7 +172,7 @@ class QewQewStageOperator(BaseOperator):
 
     @no_retry_for_the_hopeless()
     def execute(self, context: Context) -> dict[str, Any]:
-        hook, key, size = QewQewHook(self.qewqew_conn_id), task_key(context), 0
+        hook, key, size = QewQewHook(self.qewqew_conn_id), task_key(context, str(self.reprocess or "")), 0
         kind, name = (Kind.QUEUE, str(self.queue_name)) if self.topic is None else (Kind.TOPIC, self.topic)
         path = hook.path(name)
         # The source may be slow, so others can use the queue or topic until the commit.
@@ -184,7 +188,7 @@ class QewQewStageOperator(BaseOperator):
         if repeated:
             self.log.warning(
                 "Stored nothing: an earlier try staged %s records into %s under %s, or a run of this name that was deleted. "
-                "To stage again what this task fetches, start a run with another run id",
+                "To stage again what this task fetches, give it another text in reprocess, or start a run with another run id",
                 f"{staged:,}",
                 path,
                 key,

@@ -814,7 +814,7 @@ def test_the_task_of_a_key_is_what_the_operators_wrote() -> None:
     ti = SimpleNamespace(dag_id="a.b", run_id="manual__x|y/ü +00:00", task_id="group.load", map_index=-1)
     assert task_of(task_key({"ti": ti})) == {"dag": "a.b", "run": ti.run_id, "task": "group.load", "index": -1}  # type: ignore[typeddict-item]
     ti.run_id = "r" * 600
-    for key in (task_key({"ti": ti}), "mine", "a|b|c", "a|b|c|d", "a|..|c|1", "|b|c|1", "a|b|c|²", "a|b|c|1|2"):  # type: ignore[typeddict-item]
+    for key in (task_key({"ti": ti}), "mine", "a|b|c", "a|b|c|d", "a|..|c|1", "|b|c|1", "a|b|c|²", "a|b|c|1|2|3"):  # type: ignore[typeddict-item]
         assert task_of(key) is None
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 from airflow.sdk import DAG, ObjectStoragePath, chain, task
 from airflow.sdk.io import attach
@@ -51,15 +53,21 @@ def test_the_rows_of_a_query_are_staged_by_the_names_of_its_columns(run: Any, he
     assert [row["id"] for row in found] == list(range(1, 2500))
 
 
+def test_an_infinity_of_a_database_is_a_text_that_spark_reads_as_double(run: Any, held: Held, database: Path) -> None:
+    with DAG(f"sources_{held.kind}_infinity", schedule=None) as dag:
+        QewQewStageOperator(task_id="stage", **held.into, sql="SELECT 9e999 AS more, -9e999 AS less", sql_conn_id="shop")
+    assert run(dag).result("stage")["records"] == 1
+    assert rows(held) == [{"more": "Infinity", "less": "-Infinity"}]
+
+
 @pytest.mark.parametrize(
     ("sql", "conn_id", "said"),
     [
         ("SELECT id, id FROM orders", "shop", "has two columns 'id'"),
         ("DELETE FROM orders", "shop", "returns no rows"),
         ("SELECT 1", "qewqew_default", "is not a database"),
-        ("SELECT 9e999 AS price", "shop", "cannot be written as JSON"),
     ],
-    ids=["two columns", "no query", "no database", "infinity"],
+    ids=["two columns", "no query", "no database"],
 )
 def test_a_query_that_cannot_be_staged_is_named_and_stores_nothing(
     run: Any, held: Held, database: Path, capfd: pytest.CaptureFixture[str], sql: str, conn_id: str, said: str
@@ -108,6 +116,22 @@ def test_files_of_an_object_store_are_staged_as_those_of_the_disk(run: Any, held
     assert rows(held) == [{"id": 1}, {"id": 2}, {"id": "3", "name": "größe\n3"}, {"id": 4}]
 
 
+@pytest.mark.parametrize(
+    "path", ["s3://lake/many/", "s3://lake/many/*", "s3://lake/many/*.csv*", "s3://lake/m*y/*.csv*", "object"]
+)
+def test_several_files_of_an_object_store_are_staged_in_the_order_of_their_names(
+    run: Any, held: Held, bucket: Any, path: str
+) -> None:
+    bucket.put_object(Bucket="lake", Key="many/b.csv", Body=b"id;name\n3;c\n")
+    bucket.put_object(Bucket="lake", Key="many/a.csv.gz", Body=gzip.compress(b"id,name\n1,a\n2,\n"))
+    bucket.put_object(Bucket="lake", Key="many/below/c.csv", Body=b"no")
+    given: Any = ObjectStoragePath("s3://lake/many/*.csv*", conn_id="lake") if path == "object" else path
+    with DAG(f"sources_{held.kind}_several_{abs(hash(path))}", schedule=None) as dag:
+        QewQewStageOperator(task_id="stage", **held.into, path=given, path_conn_id=None if path == "object" else "lake")
+    assert run(dag).result("stage")["records"] == 3
+    assert rows(held) == [{"id": "1", "name": "a"}, {"id": "2", "name": None}, {"id": "3", "name": "c"}]
+
+
 # Outputs of tasks.
 
 
@@ -122,11 +146,19 @@ def test_what_mapped_tasks_returned_is_staged_in_one_commit_in_the_order_of_thei
         def plain() -> list[Any]:
             return [[1, 2], {"plain": True}]
 
+        @task
+        def frame() -> Any:
+            return pandas.DataFrame({"id": [1, 2]})
+
         mapped = QewQewStageOperator(task_id="mapped", **held.into, records=fetch.expand(page=[0, 1, 2, 3, 4]))
-        mapped >> QewQewStageOperator(task_id="plain_ones", **held.into, records=plain())
+        plain_ones = QewQewStageOperator(task_id="plain_ones", **held.into, records=plain())
+        several = QewQewStageOperator(task_id="several", **held.into, records=[fetch(0), frame(), fetch(1), fetch(2)])
+        chain(mapped, plain_ones, several)
     ran = run(dag)
-    assert (ran.result("mapped")["records"], ran.result("plain_ones")["records"]) == (4, 2)
-    assert held.taken() == [b"0 0", b"0 1", b'{"page":1}', b"text", b"[1,2]", b'{"plain":true}']
+    assert [ran.result(task_id)["records"] for task_id in ("mapped", "plain_ones", "several")] == [4, 2, 5]
+    taken = held.taken()
+    assert taken[:6] == [b"0 0", b"0 1", b'{"page":1}', b"text", b"[1,2]", b'{"plain":true}']
+    assert taken[6:] == [b"0 0", b"0 1", b'{"id":1}', b'{"id":2}', b'{"page":1}']
 
 
 def test_a_task_that_returned_no_list_is_named(run: Any, held: Held, capfd: pytest.CaptureFixture[str]) -> None:

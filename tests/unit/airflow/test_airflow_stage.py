@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from airflow.providers.common.compat.sdk import AirflowFailException
 
-from qewqew_airflow.keys import task_key
+from qewqew_airflow.keys import task_key, task_of
 from qewqew_airflow.operators.stage import QewQewStageOperator, _records_of_several
 from qewqew_core import BadArgument, BadRecord, Locked, Queue, Topic
 from qewqew_core.tools import marker
@@ -67,6 +67,21 @@ def test_a_key_is_never_hostile(directory: Path, part: str) -> None:
     key = task_key(context(dag_id=part, run_id=part, task_id=part))
     with Queue(directory / "orders") as queue:
         assert queue.put_many([b"1"], key=key) == 1
+
+
+def test_another_text_in_reprocess_stages_again_and_the_same_one_once(directory: Path) -> None:
+    def operator(reprocess: str | None) -> Any:
+        return QewQewStageOperator(task_id="stage", queue_name="orders", records=[1, 2], reprocess=reprocess).execute(context())
+
+    first = {"queue": "orders", "records": 2}
+    for reprocess in None, "corrected", "once|more", "x" * 600:
+        assert operator(reprocess) == first
+        assert operator(reprocess) == {**first, "repeated": True, "stored": 0}
+    assert operator("") == {**first, "repeated": True, "stored": 0}
+    assert task_of(task_key(context(), "once|more")) == task_of(task_key(context()))
+    assert task_key(context(), "a") != task_key(context(), "b") != task_key(context())
+    with Queue(directory / "orders") as queue:
+        assert len(queue) == 8
 
 
 # Records.
