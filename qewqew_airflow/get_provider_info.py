@@ -16,13 +16,18 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {
                 "integration-name": name,
-                "python-modules": [f"qewqew_airflow.operators.{module}" for module in ("stage", "leases", "spark_submit")],
+                "python-modules": [
+                    f"qewqew_airflow.operators.{module}" for module in ("stage", "leases", "process", "spark_submit")
+                ],
             }
         ],
         "sensors": [{"integration-name": name, "python-modules": ["qewqew_airflow.sensors.qewqew"]}],
         "triggers": [{"integration-name": name, "python-modules": ["qewqew_airflow.triggers.qewqew"]}],
         "queues": ["qewqew_airflow.queues.qewqew.QewQewMessageQueueProvider"],
-        "task-decorators": [{"name": "qewqew", "class-name": "qewqew_airflow.decorators.qewqew.qewqew_task"}],
+        "task-decorators": [
+            {"name": "qewqew", "class-name": "qewqew_airflow.decorators.qewqew.qewqew_task"},
+            {"name": "qewqew_batch", "class-name": "qewqew_airflow.decorators.qewqew.batch_task"},
+        ],
         "notifications": ["qewqew_airflow.notifications.qewqew.QewQewNotifier"],
         "extra-links": ["qewqew_airflow.links.qewqew.QewQewLink", "qewqew_airflow.links.qewqew.SparkLink"],
         "asset-uris": [

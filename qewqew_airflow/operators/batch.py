@@ -9,15 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import AirflowSkipException
+from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSkipException
 
 from qewqew_airflow.errors import LeaseLost, fails_at_once
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.shared import metrics
+from qewqew_airflow.shared.masking import masked
 from qewqew_airflow.shared.source import Source
 from qewqew_core import Batch, BatchConflict, BatchExpired, BatchNotFound, Locked, Queue, Reader
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator, Context
 
 
 def lease(
@@ -70,6 +74,36 @@ def still_ours(opened: Queue | Reader, batch_id: str, key: str, attempt: int) ->
 def numbers(batch: Batch) -> dict[str, Any]:
     """For the result of a task."""
     return {"batch_id": batch.id, "attempt": batch.attempt, "records": batch.records, "bytes": batch.bytes}
+
+
+def is_last_try(operator: BaseOperator, context: Context, error: BaseException) -> bool:
+    """Is this the last try of the task, by the rules of Airflow's own task runner?"""
+    ti = context["ti"]
+    if isinstance(error, AirflowFailException) or not 0 < ti.try_number <= ti.max_tries:
+        return True
+    policy = getattr(operator, "retry_policy", None)
+    if policy is None:
+        return False
+    from airflow.sdk.definitions.retry_policy import RetryAction  # of Airflow 3.3, as the policies are
+
+    decision = policy.evaluate(exception=error, try_number=ti.try_number, max_tries=ti.max_tries, context=context)
+    return bool(decision.action == RetryAction.FAIL)
+
+
+def return_leased(hook: QewQewHook, source: Source, key: str, error: BaseException) -> None:
+    """Return the batch that is leased under the key, if there is one, after the last try of its task failed with the error."""
+    try:
+        if not source.may_have_leases(hook):
+            return
+        with source.open(hook) as opened:
+            for batch in opened.batches():
+                if batch.key == key and batch.state == "leased":
+                    batch.nack(reason=masked(f"{type(error).__name__}: {error}".splitlines()[0])[:500])
+                    metrics.ended(batch, connection=hook.qewqew_conn_id, **source.names())
+                    what = "is a dead letter now" if batch.state == "dead" else f"was returned, and is due at {batch.due}"
+                    hook.log.info("Last try failed: batch %s of %s %s", batch.id, source, what)
+    except Exception as failure:  # this must not hide why the task failed
+        hook.log.warning("The batch under %s could not be returned (%s): clear this task to process it", key, failure)
 
 
 class LeasedBatch:
@@ -131,8 +165,8 @@ class LeasedBatch:
             thread.join()
             if lost:
                 raise LeaseLost(
-                    f"the lease of batch {self.batch.id} was not extended within {self._timeout:g} s: {lost[0]}. Spark was "
-                    "killed and nothing was acknowledged. The next lease gets the batch, unless another task has it"
+                    f"the lease of batch {self.batch.id} was not extended within {self._timeout:g} s: {lost[0]}. The work on it "
+                    "was killed, and nothing was acknowledged. The next lease gets the batch, unless another task has it"
                 ) from lost[0]
 
     def _extend(self, timeout: float, kill: Callable[[], None], done: threading.Event, lost: list[Exception]) -> None:
@@ -161,12 +195,12 @@ class LeasedBatch:
                 else:
                     self._log.warning("The lease of batch %s could not be extended; trying again: %s", self.batch.id, error)
         if lost:
-            self._log.error("Lost the lease of batch %s; killing Spark: %s", self.batch.id, lost[0])
+            self._log.error("Lost the lease of batch %s; killing the work on it: %s", self.batch.id, lost[0])
         while lost and not done.is_set():  # more than once, because spark-submit may just be starting
             try:
                 kill()
             except Exception as error:
-                self._log.warning("Spark could not be killed; trying again: %s", error)
+                self._log.warning("The work could not be killed; trying again: %s", error)
             done.wait(1.0)
 
     def acknowledge(self) -> None:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.providers.common.compat.sdk import (
     AirflowException,
-    AirflowFailException,
     AirflowNotFoundException,
     AirflowSkipException,
 )
@@ -33,7 +32,7 @@ from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import task_key
 from qewqew_airflow.links.qewqew import QewQewLink, SparkLink
 from qewqew_airflow.operators import spark_job
-from qewqew_airflow.operators.batch import lease, numbers
+from qewqew_airflow.operators.batch import is_last_try, lease, numbers, return_leased
 from qewqew_airflow.operators.spark_worker import check_java, end_with, end_with_supervisor, find_spark_submit
 from qewqew_airflow.shared import metrics
 from qewqew_airflow.shared.masking import masked
@@ -425,38 +424,12 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             self.log.info("Killed: a lease under %s %s, for the next try or the cleared task", key, stays)
             return
         lost = isinstance(error, errors.LeaseLost)
-        if not lost and not self._is_last(context, error):
+        if not lost and not is_last_try(self, context, error):
             ti = context["ti"]
             self.log.info(
                 "Try %d of %d failed: a lease under %s %s, for the next try", ti.try_number, ti.max_tries + 1, key, stays
             )
             return
         self._kill_driver()  # a time-out leaves Spark running, and nobody may lease the batch while Spark writes
-        if lost:  # a lease under the key is now another try's
-            return
-        try:
-            source = self._source()
-            if not source.may_have_leases(hook):
-                return
-            with source.open(hook) as queue:
-                for batch in queue.batches():
-                    if batch.key == key and batch.state == "leased":
-                        batch.nack(reason=masked(f"{type(error).__name__}: {error}".splitlines()[0])[:500])
-                        metrics.ended(batch, connection=hook.qewqew_conn_id, **source.names())
-                        what = "is a dead letter now" if batch.state == "dead" else f"was returned, and is due at {batch.due}"
-                        self.log.info("Last try failed: batch %s of %s %s", batch.id, source, what)
-        except Exception as failure:  # this must not hide why the task failed
-            self.log.warning("The batch under %s could not be returned (%s): clear this task to process it", key, failure)
-
-    def _is_last(self, context: Context, error: BaseException) -> bool:
-        """Is this the last try, by the rules of Airflow's own task runner?"""
-        ti = context["ti"]
-        if isinstance(error, AirflowFailException) or not 0 < ti.try_number <= ti.max_tries:
-            return True
-        policy = getattr(self, "retry_policy", None)
-        if policy is None:
-            return False
-        from airflow.sdk.definitions.retry_policy import RetryAction  # of Airflow 3.3, as the policies are
-
-        decision = policy.evaluate(exception=error, try_number=ti.try_number, max_tries=ti.max_tries, context=context)
-        return bool(decision.action == RetryAction.FAIL)
+        if not lost:  # else a lease under the key is now another try's
+            return_leased(hook, self._source(), key, error)

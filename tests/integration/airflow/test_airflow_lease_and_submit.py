@@ -473,7 +473,7 @@ def test_a_lease_that_could_not_be_extended_in_time_is_given_up(
     assert ran.states() == {"submit": "failed"}
     output = capfd.readouterr().out
     why = "has the queue open" if held.kind == "queue" else "is using the reader"
-    assert why in output.partition("killing Spark: ")[2].splitlines()[0]
+    assert why in output.partition("killing the work on it: ")[2].splitlines()[0]
     assert "LeaseLost: the lease of batch orders-" in output
     assert held.counts() == {"records": 0, "leased": 0, "returned": 1, "dead": 0}
     assert run(dag).states() == {"submit": "success"}

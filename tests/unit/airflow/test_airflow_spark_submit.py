@@ -22,7 +22,7 @@ from airflow_version import HAS_RETRY_POLICIES, needs_retry_policies
 
 from qewqew_airflow.errors import JavaNotFound, LeaseLost, SparkJobFailed, SparkSubmitNotFound
 from qewqew_airflow.hooks.qewqew import QewQewHook
-from qewqew_airflow.operators.batch import LeasedBatch, lease
+from qewqew_airflow.operators.batch import LeasedBatch, is_last_try, lease
 from qewqew_airflow.operators.spark_job import check_job, job_arguments, last_error, read_result, ready_made_job, ui_of
 from qewqew_airflow.operators.spark_submit import QewQewSparkSubmitOperator
 from qewqew_airflow.operators.spark_worker import check_java, find_spark_submit
@@ -413,7 +413,7 @@ def test_the_last_failure_is_the_one_that_airflow_does_not_retry(
     policy = {"retry_policy": retry_policy()} if HAS_RETRY_POLICIES else {}
     submit = operator(outputs=OUTPUTS, **policy)
     context: Any = {"ti": SimpleNamespace(try_number=try_number, max_tries=max_tries)}
-    assert submit._is_last(context, error) is last
+    assert is_last_try(submit, context, error) is last
 
 
 @pytest.mark.parametrize(
