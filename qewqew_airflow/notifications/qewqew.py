@@ -13,7 +13,7 @@ from qewqew_airflow.keys import make_key
 from qewqew_airflow.shared.masking import masked
 from qewqew_airflow.shared.source import check_either
 from qewqew_core import BadArgument
-from qewqew_core.tools.reading import encode
+from qewqew_core.tools.rows import encode
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

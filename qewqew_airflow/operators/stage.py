@@ -28,7 +28,8 @@ from qewqew_core import BadArgument, BadRecord, Message
 from qewqew_core.secrecy import excerpt
 from qewqew_core.tools.exchange import few
 from qewqew_core.tools.listing import Kind
-from qewqew_core.tools.reading import Reading, encode
+from qewqew_core.tools.reading import Reading
+from qewqew_core.tools.rows import encode
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage

@@ -12,7 +12,8 @@ from typing import Any, BinaryIO, cast
 
 from qewqew_core import BadArgument
 from qewqew_core.secrecy import hide
-from qewqew_core.tools.reading import Reading, Row, plain, records_of, rows_of_arrow
+from qewqew_core.tools.reading import Reading, records_of
+from qewqew_core.tools.rows import Row, plain, rows_of_arrow
 
 FETCHED = 1000  # rows that are in memory at once
 _logger = logging.getLogger(__name__)

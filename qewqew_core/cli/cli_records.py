@@ -43,7 +43,8 @@ from qewqew_core.tools import exchange, tailing
 from qewqew_core.tools.exchange import GROUP_BYTES, GROUP_RECORDS, few
 from qewqew_core.tools.listing import Kind, kind_of
 from qewqew_core.tools.putting import into
-from qewqew_core.tools.reading import Reading, encode, is_no_lines, records_of
+from qewqew_core.tools.reading import Reading, is_no_lines, records_of
+from qewqew_core.tools.rows import encode
 
 app = typer.Typer()
 

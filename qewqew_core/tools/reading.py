@@ -1,12 +1,11 @@
 """The records of files as people have them: JSON, CSV, Parquet, Avro and text, compressed or not, one after the other.
 
-Memory is bounded by the longest record. What a file is, its name says, or the caller; that it is compressed, its first bytes say.
-A text file is UTF-8, unless it begins with a byte order mark, or its encoding is given.
+Memory is bounded by the longest record, which may have 64 MiB. What a file is, its name says, or the caller; that it is
+compressed, its first bytes say. A text file is UTF-8, unless it begins with a byte order mark, or its encoding is given.
 """
 
 from __future__ import annotations
 
-import base64
 import bz2
 import codecs
 import csv
@@ -14,20 +13,17 @@ import gzip
 import io
 import json
 import lzma
-import math
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from datetime import date, time
-from decimal import Decimal
 from itertools import chain, islice, repeat
 from typing import Any, BinaryIO, cast
-from uuid import UUID
 
 from qewqew_core.errors import BadArgument, BadRecord
 from qewqew_core.secrecy import excerpt
+from qewqew_core.tools.rows import Row, needs, rows_of_avro, rows_of_parquet
 
 # By the end of a file's name, without that of its compression
 FORMATS = {
@@ -46,14 +42,11 @@ _MARKS = {  # the longer ones first
     codecs.BOM_UTF16_BE: "utf-16",
 }
 _BLOCK = 1 << 20  # characters of JSON that are read at a time
-_ROWS = 1000  # of Parquet and frames, that are in memory at once
+LONGEST = 64 << 20  # characters of a line, or of a value of JSON: a compressed file of zeros would fill the memory
 _SAMPLE = 20  # lines of CSV in which the delimiter is looked for
 _DELIMITERS = ",;\t|"
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:[. \xa0']\d{3})+|\d+)(?:,\d+)?")  # where the comma is the decimal sign
-
-
-Row = dict[str, Any]  # by the names of the columns
 
 
 @dataclass(frozen=True)
@@ -141,9 +134,9 @@ def records_of(file: BinaryIO, name: str, reading: Reading, tell: Callable[[str]
     opened, is_packed = _unpacked(file, name)
     try:
         if format == "parquet":
-            yield from _parquet(opened, name)
+            yield from rows_of_parquet(opened, name)
         elif format == "avro":
-            yield from _avro(opened, name)
+            yield from rows_of_avro(opened, name)
         elif format == "csv":
             yield from _csv(opened, name, reading, tell)
         elif format == "json":
@@ -165,7 +158,7 @@ def _unpacked(file: BinaryIO, name: str) -> tuple[BinaryIO, bool]:
         try:
             import pyarrow as pa
         except ImportError as error:
-            raise _needs("pyarrow", name) from error
+            raise needs("pyarrow", name) from error
         return io.BufferedReader(cast(io.RawIOBase, _Raw(pa.CompressedInputStream(buffered, "zstd")))), True
     for magic, unpack in _PACKED.items():
         if begin.startswith(magic):
@@ -197,29 +190,6 @@ class _Raw(io.RawIOBase):
         return int(self._file.tell())
 
 
-def encode(record: Any, number: int) -> bytes:
-    """One record as bytes: bytes as they are, text as UTF-8, anything else as compact JSON.
-
-    Raises `BadRecord`, which gives the record's ``number`` (from 0), for values that JSON does not have: dates, sets, NaN,
-    keys that are not text.
-    """
-    try:
-        if isinstance(record, (bytes, bytearray, memoryview)):
-            return bytes(record)
-        if isinstance(record, str):
-            return record.encode()
-        return json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise BadRecord(
-            f"record {number} ({type(record).__name__}) cannot be written as JSON: {error}; give bytes, text, "
-            "or values that JSON has. Nothing was stored"
-        ) from error
-
-
-def _needs(package: str, name: str) -> BadArgument:
-    return BadArgument(f"to read this file, {package} is needed; install qewqew[files]", path=name)
-
-
 # Texts
 
 
@@ -242,7 +212,7 @@ def _lines(file: BinaryIO, name: str, encoding: str | None, tell: Callable[[str]
     text = _text(file, encoding)
     is_utf8 = codecs.lookup(text.encoding).name in ("utf-8", "utf-8-sig")
     # Bytes are not checked to be UTF-8: whether a record can be decoded is found out, and counted, where it is read.
-    found: Iterator[bytes] = iter(cast(Iterable[bytes], text.detach())) if is_utf8 else _encoded(text, name)
+    found: Iterator[bytes] = _limited(text.detach(), name) if is_utf8 else _encoded(text, name)
     blank = 0
     for number, line in enumerate(found):
         for record in (line.removeprefix(codecs.BOM_UTF8) if number == 0 else line).splitlines():
@@ -253,10 +223,20 @@ def _lines(file: BinaryIO, name: str, encoding: str | None, tell: Callable[[str]
     _tell_blank(blank, tell)
 
 
+def _limited(file: Any, name: str) -> Iterator[Any]:
+    """The lines of a file of bytes, or of text."""
+    number = 0
+    while line := file.readline(LONGEST + 1):
+        number += 1
+        if len(line) > LONGEST:
+            raise BadRecord(f"line {number:,} is longer than {LONGEST >> 20} MiB. Nothing was stored", path=name)
+        yield line
+
+
 def _encoded(text: io.TextIOWrapper, name: str) -> Iterator[bytes]:
     number = 0
     try:
-        for number, line in enumerate(text, 1):  # noqa: B007
+        for number, line in enumerate(_limited(text, name), 1):  # noqa: B007
             yield line.encode()
     except UnicodeDecodeError as error:
         raise _undecodable(name, number + 1, error) from error
@@ -325,6 +305,8 @@ class _Json:
                 # A value that is cut is wrong at its end, or where a text begins.
                 if (error.pos + 16 < len(self._buffer) and not error.msg.startswith("Unterminated")) or not self._more():
                     raise self.bad(error.msg, error.pos) from error
+                if len(self._buffer) > LONGEST:
+                    raise self.bad(f"a value is longer than {LONGEST >> 20} MiB", self._at) from error
                 continue
             except (ValueError, RecursionError) as error:
                 raise self.bad(str(error), self._at) from error
@@ -364,10 +346,11 @@ def _csv(file: BinaryIO, name: str, reading: Reading, tell: Callable[[str], None
     text = _text(file, reading.encoding)
     rows = csv.reader([])
     try:
-        first = list(islice(text, _SAMPLE))
+        lines = _limited(text, name)
+        first = list(islice(lines, _SAMPLE))
         delimiter = reading.delimiter or _delimiter(first, reading.quote, name)
         style: dict[str, Any] = {"quotechar": reading.quote} if reading.quote else {"quoting": csv.QUOTE_NONE}
-        rows = csv.reader(chain(first, text), strict=True, delimiter=delimiter, **style)
+        rows = csv.reader(chain(first, lines), strict=True, delimiter=delimiter, **style)
         names = list(reading.names or next(rows, []))
         if len(set(names)) < len(names):
             raise BadRecord("the first line has a column twice. Nothing was stored", path=name)
@@ -413,81 +396,3 @@ def _value(text: str, column: str, reading: Reading) -> str | None:
     if column in reading.decimal_comma and _NUMBER.fullmatch(text):
         return re.sub("[. \xa0']", "", text).replace(",", ".")
     return text
-
-
-# Rows with types
-
-
-def _parquet(file: BinaryIO, name: str) -> Iterator[Row]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise _needs("pyarrow", name) from error
-    try:
-        source = file if file.seekable() else io.BytesIO(file.read())
-        for batch in pq.ParquetFile(source).iter_batches(_ROWS):
-            yield from rows_of_arrow([batch])
-    except (pa.ArrowException, OSError) as error:
-        raise BadRecord(f"not Parquet that can be read: {_said(error)}. Nothing was stored", path=name) from error
-
-
-def _said(error: Exception) -> str:
-    return str(error).rstrip(".")
-
-
-def rows_of_arrow(batches: Iterable[Any]) -> Iterator[Row]:
-    """The rows of Arrow's record batches. Raises `BadRecord` for values that JSON cannot have."""
-    import pyarrow as pa
-
-    for batch in batches:
-        for at in range(0, len(batch), _ROWS):
-            part = pa.Table.from_batches([batch.slice(at, _ROWS)])
-            names = part.schema.names
-            if len(set(names)) < len(names):
-                raise BadRecord("two columns have one name. Nothing was stored")
-            micros = pa.schema([field.with_type(_micros(field.type)) for field in part.schema])
-            try:
-                values = part.cast(micros).to_pylist()
-            except pa.ArrowInvalid as error:
-                raise BadRecord(f"a time has more digits than microseconds: {_said(error)}. Nothing was stored") from error
-            for row in values:
-                yield plain(row)
-
-
-def _micros(kind: Any) -> Any:
-    """Python's times have no nanoseconds."""
-    import pyarrow as pa
-
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        return pa.timestamp("us", kind.tz)
-    return pa.time64("us") if pa.types.is_time64(kind) else kind
-
-
-def _avro(file: BinaryIO, name: str) -> Iterator[Row]:
-    try:
-        import fastavro
-    except ImportError as error:
-        raise _needs("fastavro", name) from error
-    try:
-        for record in fastavro.reader(file):
-            yield plain(record) if isinstance(record, Mapping) else {"value": plain(record)}
-    except (ValueError, EOFError, KeyError, IndexError, TypeError) as error:
-        raise BadRecord(f"not Avro that can be read: {_said(error)}. Nothing was stored", path=name) from error
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON has it, so that Spark reads it back with its type: see docs/airflow/stage.md."""
-    if isinstance(value, (date, time)):  # a datetime is a date
-        return value.isoformat()
-    if isinstance(value, (Decimal, UUID)):
-        return str(value)
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return base64.b64encode(value).decode()
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"  # as Spark reads and writes them
-    if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
-    if isinstance(value, Mapping):
-        return {name: plain(each) for name, each in value.items()}
-    return value

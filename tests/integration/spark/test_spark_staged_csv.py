@@ -15,7 +15,8 @@ from pyspark.sql.types import StructType
 from typed_reads import our_rows, table_rows
 
 from qewqew_core import Queue, Stage
-from qewqew_core.tools.reading import Reading, encode, records_of
+from qewqew_core.tools.reading import Reading, records_of
+from qewqew_core.tools.rows import encode
 from qewqew_spark.jobs.batch import run
 from qewqew_spark.jobs.output import Output
 

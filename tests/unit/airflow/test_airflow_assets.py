@@ -17,7 +17,7 @@ from qewqew_airflow.operators.leases import QewQewAckOperator
 from qewqew_airflow.operators.stage import QewQewStageOperator
 from qewqew_airflow.shared.lineage import written_output
 from qewqew_core import BadArgument
-from qewqew_core.tools.reading import encode, plain
+from qewqew_core.tools.rows import encode, plain
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from qewqew_airflow.keys import task_key, task_of
 from qewqew_airflow.operators.stage import QewQewStageOperator, _records_of_several
 from qewqew_core import BadArgument, BadRecord, Locked, Queue, Topic
 from qewqew_core.tools import marker
-from qewqew_core.tools.reading import encode
+from qewqew_core.tools.rows import encode
 
 
 def context(dag_id: str = "shop", run_id: str = "manual__1", task_id: str = "stage", map_index: int = -1) -> Any:

@@ -8,6 +8,7 @@ import io
 import json
 import lzma
 import sys
+import tracemalloc
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -17,7 +18,8 @@ from typing import Any
 import pytest
 
 from qewqew_core import BadArgument, BadRecord
-from qewqew_core.tools.reading import FORMATS, Reading, encode, plain, records_of, rows_of_arrow
+from qewqew_core.tools.reading import FORMATS, Reading, records_of
+from qewqew_core.tools.rows import encode, plain, rows_of_arrow
 
 ROWS = [{"id": "1", "shop": "eu"}, {"id": "2", "shop": "us"}]
 PACKERS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
@@ -291,3 +293,26 @@ def test_a_package_that_is_not_installed_is_named(name: str, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(BadArgument, match=f"^{name}: to read this file, {package} is needed; install qewqew.files.$"):
         read(b"\x28\xb5\x2f\xfd", name)
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "filling"),
+    [
+        ("x.jsonl.gz", b"", b"x"),
+        ("x.txt.gz", b"", b" "),
+        ("x.csv.gz", b"a,b\n", b"x"),
+        ("x.csv.gz", b"a\n", b'"'),
+        ("x.json.gz", b'["', b"x"),
+    ],
+)
+def test_a_small_file_that_unpacks_to_a_gibibyte_does_not_fill_the_memory(name: str, begin: bytes, filling: bytes) -> None:
+    members = [gzip.compress(begin), *[gzip.compress(filling * (16 << 20))] * 64]
+    records = records_of(io.BytesIO(b"".join(members)), name, Reading(), lambda said: None)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadRecord, match="longer than 64 MiB"):
+            next(records)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 512 << 20

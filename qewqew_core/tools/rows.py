@@ -1,0 +1,123 @@
+"""Rows as records: of Parquet, Avro and Arrow, with values as JSON has them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, time
+from decimal import Decimal
+from typing import Any, BinaryIO, cast
+from uuid import UUID
+
+from qewqew_core.errors import BadArgument, BadRecord
+
+Row = dict[str, Any]  # by the names of the columns
+_ROWS = 1000  # that are in memory at once
+
+
+def encode(record: Any, number: int) -> bytes:
+    """One record as bytes: bytes as they are, text as UTF-8, anything else as compact JSON.
+
+    Raises `BadRecord`, which gives the record's ``number`` (from 0), for values that JSON does not have: dates, sets, NaN,
+    keys that are not text.
+    """
+    try:
+        if isinstance(record, (bytes, bytearray, memoryview)):
+            return bytes(record)
+        if isinstance(record, str):
+            return record.encode()
+        return json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRecord(
+            f"record {number} ({type(record).__name__}) cannot be written as JSON: {error}; give bytes, text, "
+            "or values that JSON has. Nothing was stored"
+        ) from error
+
+
+def needs(package: str, name: str) -> BadArgument:
+    """What to raise if a package is missing that reads the file."""
+    return BadArgument(f"to read this file, {package} is needed; install qewqew[files]", path=name)
+
+
+def rows_of_parquet(file: BinaryIO, name: str) -> Iterator[Row]:
+    """The rows of an open file. Raises `BadRecord`, `BadArgument` if pyarrow is missing."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise needs("pyarrow", name) from error
+    try:
+        source = file
+        if not file.seekable():
+            source = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115  (it is gone when nobody has it)
+            shutil.copyfileobj(file, source)
+        for batch in pq.ParquetFile(source).iter_batches(_ROWS):
+            yield from rows_of_arrow([batch])
+    except (pa.ArrowException, OSError) as error:
+        raise BadRecord(f"not Parquet that can be read: {_said(error)}. Nothing was stored", path=name) from error
+
+
+def _said(error: Exception) -> str:
+    return str(error).rstrip(".")
+
+
+def rows_of_arrow(batches: Iterable[Any]) -> Iterator[Row]:
+    """The rows of Arrow's record batches. Raises `BadRecord` for values that JSON cannot have."""
+    import pyarrow as pa
+
+    for batch in batches:
+        for at in range(0, len(batch), _ROWS):
+            part = pa.Table.from_batches([batch.slice(at, _ROWS)])
+            names = part.schema.names
+            if len(set(names)) < len(names):
+                raise BadRecord("two columns have one name. Nothing was stored")
+            micros = pa.schema([field.with_type(_micros(field.type)) for field in part.schema])
+            try:
+                values = part.cast(micros).to_pylist()
+            except pa.ArrowInvalid as error:
+                raise BadRecord(f"a time has more digits than microseconds: {_said(error)}. Nothing was stored") from error
+            for row in values:
+                yield plain(row)
+
+
+def _micros(kind: Any) -> Any:
+    """Python's times have no nanoseconds."""
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    return pa.time64("us") if pa.types.is_time64(kind) else kind
+
+
+def rows_of_avro(file: BinaryIO, name: str) -> Iterator[Row]:
+    """The records of an open file. Raises `BadRecord`, `BadArgument` if fastavro is missing."""
+    try:
+        import fastavro
+    except ImportError as error:
+        raise needs("fastavro", name) from error
+    try:
+        for record in fastavro.reader(file):
+            yield plain(record) if isinstance(record, Mapping) else {"value": plain(record)}
+    except (ValueError, EOFError, KeyError, IndexError, TypeError) as error:
+        raise BadRecord(f"not Avro that can be read: {_said(error)}. Nothing was stored", path=name) from error
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it, so that Spark reads it back with its type: see docs/airflow/stage.md."""
+    if isinstance(value, (date, time)):  # a datetime is a date
+        return value.isoformat()
+    if isinstance(value, (Decimal, UUID)):
+        return str(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return base64.b64encode(value).decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"  # as Spark reads and writes them
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    return value
