@@ -160,6 +160,7 @@ def test_a_value_of_megabytes_is_read_whole() -> None:
         ("x.parquet", b"PAR1 no", "not Parquet that can be read"),
         ("x.avro", b"Obj\1 no", "not Avro that can be read"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "data",  # what is compressed has the time of its making in it
 )
 def test_what_is_no_such_file_is_refused_with_its_name_and_line(name: str, data: bytes, said: str) -> None:
     with pytest.raises(BadRecord, match="Nothing was stored") as caught:
