@@ -8,26 +8,22 @@ missing, and its batches come when it is back. Why each step may be repeated: do
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
-from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import DAG, task
 
-import qewqew_spark
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import task_key
+from qewqew_airflow.operators.drain import QewQewDrainOperator
 from qewqew_airflow.operators.stage import QewQewStageOperator
 
 OUTPUT = os.environ.get("QEWQEW_DEMO_OUTPUT", "/tmp/qewqew-demo")  # noqa: S108
 PREFIX = f"{OUTPUT}/published/orders"  # nothing else is there
 HOSTS = os.environ.get("QEWQEW_DEMO_HOSTS", "w1,w2").split(",")
 LAKE = {"type": "sql", "uri": f"sqlite:///{OUTPUT}/catalog.db", "warehouse": f"file://{OUTPUT}/warehouse"}
-DRAIN = Path(qewqew_spark.__path__[0], "jobs", "drain.py")
 LARGEST = 100_000  # records of a batch
 LEASE = timedelta(hours=1)  # if the task dies for good, the next run publishes its batch, under the same id
 
@@ -82,17 +78,11 @@ with DAG(
     default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
     tags=["qewqew"],
 ):
-    SparkSubmitOperator(
+    QewQewDrainOperator(
         task_id="drain",
-        application=str(DRAIN),
-        application_args=[
-            PREFIX,
-            "--output",
-            json.dumps({"table": "lake.shop.orders", "format": "iceberg", "partition_by": ["host"]}),
-            "--schema",
-            "id BIGINT, host STRING, amount DOUBLE",
-            "--quarantine",
-            f"{OUTPUT}/orders-quarantine",
-        ],
+        prefix=PREFIX,
+        outputs=[{"table": "lake.shop.orders", "format": "iceberg", "partition_by": ["host"]}],
+        schema="id BIGINT, host STRING, amount DOUBLE",
+        quarantine=f"{OUTPUT}/orders-quarantine",
         conf={f"spark.sql.catalog.lake.{name}": value for name, value in LAKE.items()},
     )

@@ -37,6 +37,10 @@ class SparkJobFailed(QewQewError, AirflowException):
     """The Spark job failed. The text is its last error; the cause (``__cause__``) has the end of its output."""
 
 
+class DamagedBatches(QewQewError, AirflowException):
+    """A drain has committed all batches but these, which stay under the prefix."""
+
+
 class LeaseLost(QewQewError, AirflowException):
     """The lease could not be extended in time. Another task has the batch, or may get it. Nothing was acknowledged."""
 

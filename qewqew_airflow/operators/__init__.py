@@ -1,5 +1,7 @@
-"""The operators: `stage` records; lease, acknowledge and return a batch (`leases`); hand a batch to Spark (`spark_submit`).
+"""The operators: `stage` records; lease, acknowledge and return a batch (`leases`); hand a batch to Spark (`spark_submit`);
+append what was published to a table (`drain`).
 
-`batch` has what the operators that lease share. Only `spark_submit` needs Airflow's Spark provider.
+`batch` has what the operators that lease share, `spark_operator` what those share that submit to Spark. Only these need
+Airflow's Spark provider.
 May import `hooks`, `shared`, `assets` and `links`.
 """

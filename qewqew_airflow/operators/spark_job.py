@@ -15,17 +15,17 @@ from qewqew_airflow.errors import SparkJobFailed
 from qewqew_core import BadArgument
 from qewqew_core.references import is_reference, refuse_in_clear
 from qewqew_core.secrecy import hide
-from qewqew_spark.jobs.output import Output, check_arguments
+from qewqew_spark.jobs.output import Output, check_arguments, check_drained
 
 # Parameters here that are arguments of the ready-made job, besides its outputs.
 JOB_ARGUMENTS = "codec", "schema", "read_options", "quarantine", "max_bad_records", "schema_evolution", "rescued"
 
 
-def ready_made_job() -> str:
-    """The path of the job that comes with QewQew, found without importing Spark."""
+def ready_made_job(name: str) -> str:
+    """The path of a job that comes with QewQew, found without importing Spark."""
     spec = importlib.util.find_spec("qewqew_spark")
     for directory in (spec and spec.submodule_search_locations) or ():
-        path = os.path.join(directory, "jobs", "batch.py")
+        path = os.path.join(directory, "jobs", name)
         if os.path.isfile(path):
             return path
     raise BadArgument("qewqew_spark is not installed on this worker; install qewqew[spark], or give an application of your own")
@@ -43,6 +43,11 @@ def check_job(outputs: Any, **arguments: Any) -> None:
         json.dumps(outputs)
     except (TypeError, ValueError) as error:
         raise BadArgument(f"outputs cannot be written as JSON: {error}") from error
+
+
+def check_drain(outputs: Any) -> None:
+    """Raise `BadArgument` unless the drain writes these."""
+    check_drained([Output.from_fields(output) for output in outputs])
 
 
 def with_texts_for_paths(value: Any) -> Any:
@@ -113,6 +118,12 @@ def read_result(path: str) -> dict[str, Any]:
     if not isinstance(result, dict):
         raise SparkJobFailed("the job's result is not a JSON object", path=path)
     return result
+
+
+def snapshots(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The snapshots that the job has made in tables of Iceberg and Delta, as ``snapshots``, if it has made some."""
+    found = [output for output in report.get("outputs", ()) if output.get("snapshot")]
+    return {"snapshots": {output["table"] or output["path"]: output["snapshot"] for output in found}} if found else {}
 
 
 def last_error(output: str) -> str:

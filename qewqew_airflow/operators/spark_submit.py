@@ -2,66 +2,38 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-import json
 import os
 import re
-import sys
-import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.providers.common.compat.sdk import (
-    AirflowException,
-    AirflowNotFoundException,
-    AirflowSkipException,
-)
-from airflow.sdk import BaseHook
-from airflow.sdk.log import mask_secret
-from airflow.utils.net import get_hostname
+from airflow.providers.common.compat.sdk import AirflowSkipException
 
 from qewqew_airflow import errors
-from qewqew_airflow.arguments import LIMITS, is_rendered_later, read_arguments, whole
+from qewqew_airflow.arguments import LIMITS
 from qewqew_airflow.assets.qewqew import write_counts
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import task_key
 from qewqew_airflow.links.qewqew import QewQewLink, SparkLink
 from qewqew_airflow.operators import spark_job
 from qewqew_airflow.operators.batch import is_last_try, lease, numbers, return_leased
-from qewqew_airflow.operators.spark_worker import check_java, end_with, end_with_supervisor, find_spark_submit
+from qewqew_airflow.operators.spark_operator import SparkJobOperator
+from qewqew_airflow.operators.spark_worker import end_with_supervisor
 from qewqew_airflow.shared import metrics
-from qewqew_airflow.shared.masking import masked
 from qewqew_airflow.shared.source import Source, Start
 from qewqew_core import BadArgument, Batch
 from qewqew_core.batch import published
 from qewqew_core.batch.store import store_of
-from qewqew_core.references import refuse_in_clear
-from qewqew_core.secrecy import secrets_of
 from qewqew_core.tools.listing import Kind
 
 if TYPE_CHECKING:
-    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
     from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import Context
 
 
-# The name of jobs that are not given one.
-_ARGUMENTS = inspect.signature(SparkSubmitOperator.__init__).parameters
-DEFAULT_NAME = _ARGUMENTS["name"].default
-TEXTS = [
-    name for name, each in _ARGUMENTS.items() if str(each.annotation) in ("str", "str | None")
-]  # all are on the command line
-
-
-NUMBERS: dict[str, Callable[[str, Any], Any]] = {**LIMITS, "max_bad_records": functools.partial(whole, low=0)}
-
-
-class QewQewSparkSubmitOperator(SparkSubmitOperator):
+class QewQewSparkSubmitOperator(SparkJobOperator):
     """Leases one batch under the task's key, submits a Spark job on it, and acknowledges it after success.
 
     The queue is open only to lease, to extend the lease, and to acknowledge. While Spark runs, others can use it. A topic
@@ -137,12 +109,11 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     """
 
     template_fields: Sequence[str] = (
-        *SparkSubmitOperator.template_fields,
-        *("queue_name", "topic", "reader", "filter", "start", "qewqew_conn_id", "publish_to"),
-        *("outputs", *spark_job.JOB_ARGUMENTS, *LIMITS),
+        *SparkJobOperator.template_fields,
+        *("queue_name", "topic", "reader", "filter", "start", "qewqew_conn_id", "publish_to", *LIMITS),
     )
-    template_fields_renderers = {"outputs": "json", "schema": "sql", "read_options": "json"}  # noqa: RUF012  (as Airflow declares it)
     operator_extra_links = (QewQewLink(), SparkLink())
+    checks: ClassVar = {**SparkJobOperator.checks, **LIMITS}
 
     def __init__(
         self,
@@ -157,19 +128,9 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         max_bytes: int | str | None = None,
         lease_timeout: timedelta | float | str | None = None,
         publish_to: str | None = None,
-        outputs: Sequence[Mapping[str, Any]] | None = None,
-        codec: str | None = None,
-        schema: str | None = None,
-        read_options: Mapping[str, Any] | None = None,
-        quarantine: str | None = None,
-        max_bad_records: int | str | None = None,
-        schema_evolution: str | None = None,
-        rescued: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if self.name == DEFAULT_NAME:
-            self.name = (self.conf or {}).get("spark.app.name") or "{{ ti.dag_id }}.{{ ti.task_id }}"
         self.queue_name = queue_name
         self.topic = topic
         self.reader = reader
@@ -180,20 +141,6 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         self.max_bytes: Any = max_bytes
         self.lease_timeout: Any = lease_timeout
         self.publish_to = publish_to
-        self.outputs = outputs
-        self.codec = codec
-        self.schema = schema
-        self.read_options = read_options
-        self.quarantine = quarantine
-        self.max_bad_records: Any = max_bad_records
-        self.schema_evolution = schema_evolution
-        self.rescued = rescued
-        self._killed = False
-        self._tell_ui: Callable[[str], None] | None = None
-        self._last_lines: deque[str] = deque(maxlen=100)  # of spark-submit's output
-        self._driver_is_here = True
-        self._result: dict[str, Any] = {}
-        self._ready_made = not self.application
         self._source()
         self._check_job()
 
@@ -230,31 +177,19 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         figures: dict[str, Any] = {name: report[name] for name in ("read", "good", "bad") if name in report}
         if self._ready_made:
             metrics.count("bad", report.get("bad", 0), connection=self.qewqew_conn_id, **names)
-            outputs = [output for output in report.get("outputs", ()) if output.get("snapshot")]
-            if outputs:
-                figures["snapshots"] = {output["table"] or output["path"]: output["snapshot"] for output in outputs}
+            figures |= spark_job.snapshots(report)
         write_counts(context, self.outlets, {**names, **numbers(batch), **figures})
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:
         from qewqew_airflow.shared.lineage import lineage, of_queue, written_output
 
         queue = of_queue(self.qewqew_conn_id, str(self.queue_name or self.topic))
-        outputs = self._result.get("outputs") or self.outputs or ()
-        return lineage([queue], [written_output(output, self._conn_id) for output in outputs])
+        return lineage([queue], [written_output(output, self._conn_id) for output in self._written()])
 
     def get_openlineage_facets_on_failure(self, task_instance: Any) -> OperatorLineage[Any, Any]:
         from qewqew_airflow.shared.lineage import lineage, of_queue
 
         return lineage([of_queue(self.qewqew_conn_id, str(self.queue_name or self.topic))])
-
-    def on_kill(self) -> None:
-        """Kill the driver and keep the lease. The user who stopped the task decides whether it runs again."""
-        self._killed = True
-        self._kill_driver()
-
-    def _kill_driver(self) -> None:
-        if self._hook is not None:
-            super().on_kill()
 
     def _source(self) -> Source:
         return Source(self.queue_name, self.topic, self.reader, self.filter, self.start)
@@ -262,9 +197,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     # Before the lease: check what can be checked, so that a wrong argument or worker leases nothing.
 
     def _check_job(self) -> None:
-        read_arguments(self, NUMBERS)
-        self.outputs = spark_job.with_texts_for_paths(self.outputs)
-        spark_job.check_settings(self.conf, self._ready_made, self.application_args, self._texts())
+        super()._check_job()
         if not self._ready_made:
             for name in ("outputs", *spark_job.JOB_ARGUMENTS):
                 if getattr(self, name) is not None:
@@ -273,60 +206,6 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
                 raise BadArgument("application_args must hold {manifest}, or the application cannot find its batch")
         elif self.application_args is not None:
             raise BadArgument("application_args are for an application of your own; the ready-made job takes outputs instead")
-        elif not any(
-            is_rendered_later(getattr(self, name)) for name in ("outputs", *spark_job.JOB_ARGUMENTS) if name != "quarantine"
-        ):
-            spark_job.check_job(self.outputs, **self._job_arguments())
-
-    def _texts(self) -> dict[str, Any]:
-        return {name: getattr(self, name, getattr(self, f"_{name}", None)) for name in TEXTS}
-
-    def _check_worker(self) -> None:
-        try:
-            BaseHook.get_connection(self._conn_id)
-        except AirflowNotFoundException as error:
-            raise errors.SparkConnectionMissing(
-                f"connection {self._conn_id!r} does not exist, so Airflow would submit to YARN; add it with type spark and the "
-                "master as its host, for example local[*], spark://host:7077 or yarn"
-            ) from error
-        if self._ready_made:
-            self.application = spark_job.ready_made_job()
-        # A hook only to look at: the hook of the submission takes its arguments when it is made.
-        connection = self._get_hook()._connection
-        master = connection["master"]
-        if not master or master.endswith("://"):
-            raise errors.SparkConnectionMissing(
-                f"connection {self._conn_id!r} does not name a Spark master; set its host, for example to local[*] or spark://host:7077"
-            )
-        refuse_in_clear(f"connection {self._conn_id!r}", {"host": master}, "Spark's masters take none")
-        if master.startswith(("yarn", "k8s")):
-            told = "Airflow passes env_vars to YARN and Kubernetes that way; set it in the environment of the worker"
-            refuse_in_clear("env_vars", self.env_vars or {}, told)
-        for name, value in (self.env_vars or {}).items():
-            for secret in secrets_of(name, value):
-                mask_secret(secret)
-        environment = {**os.environ, **(self.env_vars or {})}
-        self._spark_binary = find_spark_submit(connection["spark_binary"], environment)
-        check_java(environment)
-        self._check_durable()
-        # In cluster mode the driver runs elsewhere, perhaps without this Python and without access to a file for the result.
-        self._driver_is_here = connection["deploy_mode"] != "cluster"
-        if self._driver_is_here and "PYSPARK_PYTHON" not in environment:
-            self.env_vars = {**(self.env_vars or {}), "PYSPARK_PYTHON": sys.executable}
-
-    def _check_durable(self) -> None:
-        """Settings that the provider refuses only when it submits, or with which it keeps no driver's id."""
-        if not hasattr(self, "durable"):  # a provider before 6.3, which submits again
-            return
-        hook = self._get_hook()
-        if self._track_driver_via_k8s_api:
-            hook._validate_track_driver_via_k8s_api_config()
-        if hook._is_yarn_cluster_mode:
-            if self.durable and not self._yarn_track_via_rm_api:
-                raise BadArgument(
-                    "in YARN's cluster mode give yarn_track_via_rm_api=True, or durable=False, with which a retry submits again"
-                )
-            hook._validate_yarn_track_via_rm_api_config()
 
     # Submit.
 
@@ -338,79 +217,31 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         return f"{url}/manifest.json"
 
     def _submit(self, context: Context, batch: Batch, manifest: str) -> dict[str, Any]:
-        if self._killed:  # before spark-submit ran, so on_kill could not stop it
-            raise AirflowException("killed before spark-submit")
         # A driver's id is for tries on this same batch: a batch that was put back may leave its id to another.
         self.external_id_key = f"spark_job_id.{batch.id}.{batch.made}"
         self._K8S_DRIVER_STATUS_KEY = f"k8s_driver_status.{batch.id}.{batch.made}"
-        with tempfile.TemporaryDirectory(prefix="qewqew-") as directory:  # mode 0700
-            result = os.path.join(directory, "result.json")
-            self.conf = spark_job.conf_of(self.conf)
+        given = self.application_args or ["{manifest}"]
+
+        def arguments(result: str) -> list[str]:
             if self._ready_made:
-                place = result if self._driver_is_here else None
-                self.application_args = spark_job.job_arguments(manifest, self.outputs or (), place, **self._job_arguments())
-            else:
-                given = self.application_args or ["{manifest}"]
-                self.application_args = spark_job.fill_in(given, manifest=manifest, batch_id=batch.id, result=result)
-            start = time.monotonic()
-            self._last_lines.clear()
-            self._tell_ui = functools.partial(SparkLink().tell, context["ti"])
-            self.log.info("::group::Spark on batch %s", batch.id)  # Airflow's page of the log folds what follows
-            try:
-                super().execute(context)
-            except (AirflowException, RuntimeError) as error:  # the latter from a driver elsewhere
-                output = str(error)
-                if output.startswith("Cannot execute") and "\n" not in output:  # a provider before 6.3 does not add the output
-                    output = "\n".join([output, *self._last_lines])
-                reason = spark_job.last_error(output)
-                if self.publish_to is None and re.search(r"\b(Corrupt|BadManifest): ", reason):
-                    source, hook = self._source(), QewQewHook(self.qewqew_conn_id)
-                    kind = Kind.QUEUE if source.topic is None else Kind.TOPIC
-                    reason += f". {errors.remedy_of(source.path(hook), kind, reason)}"
-                failure = errors.SparkJobFailed(f"batch {batch.id}: {reason}")
-                if self._ready_made and reason.startswith("BadArgument: "):
-                    raise errors.fails_at_once(failure, errors.AGAIN) from error
-                raise failure from error
-            finally:
-                self.log.info("::endgroup::")
-            report: dict[str, Any] = masked(spark_job.read_result(result))
+                return self._arguments(manifest, result)
+            return spark_job.fill_in(given, manifest=manifest, batch_id=batch.id, result=result)
+
+        report = self._run(context, f"batch {batch.id}", arguments)
         report.pop("batch", None)  # it is the batch_id
-        self.log.info("Spark finished batch %s in %.1f s: %s", batch.id, time.monotonic() - start, json.dumps(report))
         return report
 
-    def _job_arguments(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in spark_job.JOB_ARGUMENTS}
-
-    def _get_hook(self) -> SparkSubmitHook:
-        hook = super()._get_hook()
-        process = hook._process_spark_submit_log
-        hook._process_spark_submit_log = lambda itr: process(map(self._heard, itr))  # type: ignore[method-assign]
-        if hook._connection["deploy_mode"] != "cluster":
-            # A driver that outlives a killed task would write the batch at the same time as the retry.
-            end = functools.partial(end_with, os.getpid())
-            # Spark keeps rows in local directories, as the umask says.
-            private: dict[str, Any] = {"umask": 0o077} if self._ready_made else {}
-            hook.submit = functools.partial(hook.submit, preexec_fn=end, **private)  # type: ignore[method-assign]
-        return hook
-
-    def _heard(self, line: str) -> str:
-        """Look at a line that spark-submit prints. The first that has the address of Spark's UI makes the link."""
-        self._last_lines.append(line.rstrip())
-        if self._tell_ui is not None and (url := spark_job.ui_of(line, os.environ.get("SPARK_PUBLIC_DNS") or get_hostname())):
-            tell, self._tell_ui = self._tell_ui, None
-            try:
-                tell(url)
-            except Exception as error:  # only a link
-                self.log.warning("The link to Spark's UI at %s could not be made: %s", url, error)
-        return line
+    def _advice(self, reason: str) -> str:
+        if self.publish_to is None and re.search(r"\b(Corrupt|BadManifest): ", reason):
+            source, hook = self._source(), QewQewHook(self.qewqew_conn_id)
+            kind = Kind.QUEUE if source.topic is None else Kind.TOPIC
+            return f". {errors.remedy_of(source.path(hook), kind, reason)}"
+        return ""
 
     def _clean_up(self, context: Context, manifest: str) -> None:
         """After the acknowledgement: forget the driver, remove the copy. A failure here does not undo the acknowledgement."""
         try:
-            known = context.get("task_state_store")
-            if known is not None and self.durable:  # or the cleared task would take that job for its own
-                known.delete(self.external_id_key)
-                known.delete(self._K8S_DRIVER_STATUS_KEY)
+            self._forget_driver(context)
             if self.publish_to is not None:
                 store_of(os.path.dirname(manifest)).remove(published.FILES)
         except Exception as error:

@@ -19,10 +19,9 @@ from pyspark.sql import SparkSession
 
 try:
     from qewqew_core.batch import published
-    from qewqew_core.errors import BadArgument
     from qewqew_spark.jobs import batch
     from qewqew_spark.jobs.explaining import is_damage
-    from qewqew_spark.jobs.output import Output
+    from qewqew_spark.jobs.output import Output, check_drained
     from qewqew_spark.jobs.records import Batches, damaged_of
     from qewqew_spark.options import Options, local_path
     from qewqew_spark.tables.append import append_to
@@ -45,8 +44,7 @@ def drain(start: Callable[[], SparkSession], prefix: str, outputs: Sequence[Outp
     committed; with ``left``: how many wait for the next drain, as one commits 10,000 at most; and with ``damaged``: the ids of
     batches that stay as they are, because their bytes are not those that were written, each with the reason.
     """
-    if len(outputs) != 1 or not outputs[0].appends or outputs[0].route:
-        raise BadArgument("a drain writes one output, a table of Iceberg or Delta, where one commit has all batches")
+    check_drained(outputs)
     given = options.get("read_options") or {}
     prefix, store = local_path(prefix), Options(given).under("fs.")
     removed, damaged = 0, dict[str, str]()

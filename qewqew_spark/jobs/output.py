@@ -259,6 +259,12 @@ def check_arguments(
     return quarantine
 
 
+def check_drained(outputs: Sequence[Output]) -> None:
+    """Raise `BadArgument` unless a drain can write these."""
+    if len(outputs) != 1 or not outputs[0].appends or outputs[0].route:
+        raise BadArgument("a drain writes one output, a table of Iceberg or Delta, where one commit has all batches")
+
+
 def check_places(outputs: Sequence[Output], quarantine: str) -> None:
     """Raise `BadArgument` if two go to one place."""
     places = [_spelled(quarantine), *filter(None, [output.place for output in outputs])]

@@ -214,8 +214,6 @@ def test_what_two_hosts_publish_is_drained_into_one_table(
 ) -> None:
     """Each host twice, with a drain in between; a cleared publisher publishes nothing."""
     monkeypatch.setenv("QEWQEW_DEMO_OUTPUT", str(tmp_path))
-    # Airflow's own operator looks for spark-submit on PATH.
-    monkeypatch.setenv("PATH", os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]))
     hosts = "w1", "w2"
     for host in hosts:
         (tmp_path / host).mkdir()
@@ -233,7 +231,10 @@ def test_what_two_hosts_publish_is_drained_into_one_table(
         published = [run(dags[f"publish_{host}"]).result("publish") for host in hosts]
         assert complete(prefix) == sorted(batch for batches in published for batch in batches)
         assert [len(batches) for batches in published] == [1, 1]
-        assert run(dags["drain"]).states() == {"drain": "success"}
+        ran = run(dags["drain"])
+        assert ran.states() == {"drain": "success"}
+        result = ran.result("drain")
+        assert (len(result["batches"]), result["good"], result["damaged"]) == (2, 2000, {})
         assert complete(prefix) == []
         assert rows() == Counter({(number, host): times for host in hosts for number in range(1000)})
     again = run.again(dags["publish_w1"])

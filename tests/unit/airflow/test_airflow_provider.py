@@ -143,9 +143,11 @@ def test_the_spark_operator_is_made_without_importing_pyspark() -> None:
     program = """
 import json, sys
 from qewqew_airflow.operators.spark_job import ready_made_job
+from qewqew_airflow.operators.drain import QewQewDrainOperator
 from qewqew_airflow.operators.spark_submit import QewQewSparkSubmitOperator
 QewQewSparkSubmitOperator(task_id="submit", queue_name="orders", outputs=[{"path": "/nowhere"}])
-ready_made_job()
+QewQewDrainOperator(task_id="drain", prefix="s3://lake/orders", outputs=[{"path": "/nowhere", "format": "delta"}])
+ready_made_job("batch.py")
 print(json.dumps("pyspark" in sys.modules))
 """
     assert run_python(program) is False

@@ -17,7 +17,8 @@ from qewqew_airflow.assets.qewqew import write_counts
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.notifications.qewqew import QewQewNotifier, event_of
 from qewqew_airflow.operators import spark_job
-from qewqew_airflow.operators.spark_submit import TEXTS, QewQewSparkSubmitOperator
+from qewqew_airflow.operators.spark_operator import TEXTS
+from qewqew_airflow.operators.spark_submit import QewQewSparkSubmitOperator
 from qewqew_airflow.operators.stage import QewQewStageOperator
 from qewqew_airflow.sensors.qewqew import QewQewSensor
 from qewqew_airflow.shared.lineage import of_queue, written_output, written_queue

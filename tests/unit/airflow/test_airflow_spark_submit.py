@@ -176,7 +176,8 @@ def test_a_task_that_fails_before_it_has_leased_makes_no_reader_to_return_a_batc
 
 
 def test_the_ready_made_job_is_found() -> None:
-    assert Path(ready_made_job()).name == "batch.py"
+    for name in "batch.py", "drain.py":
+        assert Path(ready_made_job(name)).name == name
 
 
 # The worker.
