@@ -21,7 +21,9 @@ def content(path: Path) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("name", "data"), [("x.csv", CSV), ("x.csv.gz", gzip.compress(CSV)), ("X.CSV", CSV.decode().encode("utf-16"))]
+    ("name", "data"),
+    [("x.csv", CSV), ("x.csv.gz", gzip.compress(CSV)), ("X.CSV", CSV.decode().encode("utf-16"))],
+    ids=["csv", "gzip", "utf-16"],  # what is compressed has the time of its making in it
 )
 def test_the_rows_of_a_csv_are_put_and_it_is_told_how_they_were_read(tmp_path: Path, name: str, data: bytes) -> None:
     file = tmp_path / name
