@@ -6,7 +6,7 @@ to                    permission          routes
 look                  GET on assets       all; a user without it sees nothing of the page
 look into records     GET on connection   records; without it directories, errors and foreign keys are hidden
 see results of tasks  GET on DAG's XComs  batches; without it they are left out
-act on batches        PUT on connection   return, put-back, drop
+act on batches        PUT on connection   return, put-back, drop, retry; all/return, all/drop
 ===================== =================== ==============================================================
 """
 
@@ -15,32 +15,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 import logging
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.resources import files
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_asset, requires_access_connection
 from airflow.configuration import AIRFLOW_HOME, conf
 from airflow.models.connection import Connection
-from airflow.models.log import Log
-from airflow.utils.session import create_session
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, ValidationError
-from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from qewqew_airflow.hooks.qewqew import QewQewHook
-from qewqew_airflow.keys import task_of
 from qewqew_airflow.page import preview
+from qewqew_airflow.page.actions import act_on, act_on_all
+from qewqew_airflow.page.asked import LARGEST_REQUEST, Act, ActOnAll, Asked, Peek, Place, act_of, act_on_all_of
 from qewqew_airflow.page.batches import add_stagers, batches_of, results_of
 from qewqew_airflow.page.budget import Budget, Slow
 from qewqew_airflow.page.contents import (
@@ -53,16 +47,13 @@ from qewqew_airflow.page.contents import (
     find_batch,
     hook_of,
 )
-from qewqew_airflow.page.owners import alone, check_abandoned
 from qewqew_airflow.page.permissions import may, may_see, may_see_xcoms, owner_hider, shown, told
 from qewqew_airflow.page.samples import Sampler, Samples
-from qewqew_airflow.shared.source import Source
-from qewqew_core import BadArgument, BadPath, Batch, BatchConflict, BatchExpired, BatchNotFound, Locked, QewQewError
+from qewqew_core import BadArgument, BadPath, BatchConflict, BatchExpired, BatchNotFound, Locked, QewQewError
 from qewqew_core.batch.places import directory_of
 from qewqew_core.limits import now_ms
-from qewqew_core.topic.topic_paths import check_reader_name, stem_of
 
-SCRIPTS = ("page", "server", "elements", "list", "queue", "plot", "dialogs")
+SCRIPTS = ("page", "server", "elements", "list", "queue", "batches", "plot", "dialogs")
 STATIC = {"page": "text/html", "page.css": "text/css", **{f"{script}.js": "text/javascript" for script in SCRIPTS}}
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
@@ -70,9 +61,6 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-CUSTOM_HEADER = "X-QewQew"  # forms of other sites cannot send it, and scripts only with permission
-LOCK_TIMEOUT = 2.0  # seconds that an action waits for another owner of the queue
-LARGEST_REQUEST = 10_000  # bytes of its body
 STATUS: list[tuple[type[QewQewError], int]] = [
     (Locked, 409),
     (BatchConflict, 409),
@@ -234,28 +222,6 @@ def _grouped(visible: list[Connection], found: list[Contents], user: Any) -> lis
 # One queue, or reader of a topic
 
 
-class Place(BaseModel):
-    """A queue, or a topic with or without one of its readers."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    queue: str | None = None
-    topic: str | None = None
-    reader: str | None = None
-
-    def path(self, hook: QewQewHook) -> str:
-        """Raises `BadArgument`, `BadPath`."""
-        if (self.queue is None) == (self.topic is None) or (self.topic is None and self.reader is not None):
-            raise BadArgument("name a queue, or a topic and perhaps its reader")
-        if self.reader is not None:
-            check_reader_name(self.reader)
-        return hook.path(self.queue if self.queue is not None else self.topic)  # type: ignore[arg-type]
-
-    def stem(self, path: str) -> str:
-        """The beginning of the paths of its batches."""
-        return path if self.reader is None else stem_of(path, self.reader)
-
-
 def _connection(connection_id: str, request: Request, user: GetUserDep) -> Connection:
     connection = connections().get(connection_id)
     if connection is None or not may_see(connection, user):
@@ -289,10 +255,6 @@ async def batches(
     return await _budget.do(connection, look)
 
 
-class Asked(Place):
-    hours: Annotated[int, Query(ge=1, le=14 * 24)] = 24
-
-
 @app.get("/connections/{connection_id}/samples")
 async def samples(connection: ConnectionDep, asked: Annotated[Asked, Query()]) -> dict[str, Any]:
     """For the plot: (time, depth, put, drained, minutes) of a queue or topic, the oldest first."""
@@ -304,15 +266,6 @@ async def samples(connection: ConnectionDep, asked: Annotated[Asked, Query()]) -
         return {"samples": _samples.of(hook.directory(), name, now_ms() // 60_000 - asked.hours * 60)}
 
     return await _budget.do(connection, look)
-
-
-# Looking into records
-
-
-class Peek(Place):
-    batch: str | None = None
-    start: Annotated[int, Query(ge=0)] | None = None  # number of a message
-    number: Annotated[int, Query(ge=1, le=100)] = 20
 
 
 @app.get("/connections/{connection_id}/records", dependencies=[Depends(requires_access_connection("GET"))])
@@ -337,123 +290,43 @@ async def records(connection: ConnectionDep, asked: Annotated[Peek, Query()]) ->
 # Acting
 
 
-class Act(Place):
-    """A dead, leased or returned batch as the user saw it. If it has changed since, nothing is done."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    batch: str
-    state: Literal["dead", "leased", "returned"] = "dead"
-    attempt: int
-    made: int
-
-
-async def _asked(request: Request) -> Act:
-    """The request of our page. Raises 403 if another site may have sent it with the user's cookie."""
-    if CUSTOM_HEADER not in request.headers or request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
-        raise HTTPException(403, "this request does not come from the page")
-    origin = request.headers.get("Origin")
-    ours = {request.headers.get("Host"), urlsplit(conf.get("api", "base_url", fallback="") or "").netloc}
-    if origin is not None and urlsplit(origin).netloc not in ours - {None, ""}:
-        raise HTTPException(403, "this request comes from another site; behind a proxy, [api] base_url must be what browsers use")
-    if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
-        raise HTTPException(415, "the request must be JSON")
-    body = await request.body()
-    try:
-        return Act.model_validate(json.loads(body))
-    except (ValueError, ValidationError, RecursionError):
-        raise HTTPException(
-            422, "the request must name a queue, or a topic and reader, and a batch with attempt and made"
-        ) from None
-
-
-ACTIONS: dict[str, Callable[[Batch], None]] = {
-    "return": Batch.return_to_queue,
-    "put-back": Batch.put_back,
-    "drop": Batch.drop,
-    "retry": Batch.retry,
-}
-
-
 @app.post("/connections/{connection_id}/{action}", dependencies=[Depends(requires_access_connection("PUT"))])
 async def act(
     connection: ConnectionDep,
     action: Literal["return", "put-back", "drop", "retry"],
-    asked: Annotated[Act, Depends(_asked)],
+    asked: Annotated[Act, Depends(act_of)],
     user: GetUserDep,
 ) -> dict[str, Any]:
     """Return, put back or drop a dead batch, as `Batch` does; retry a returned one; or return a leased one whose owner is gone.
 
     Waits `LOCK_TIMEOUT` seconds for the queue's lock.
     """
+    return await _do(connection, action, functools.partial(act_on, connection, action, asked, user))
+
+
+@app.post("/connections/{connection_id}/all/{action}", dependencies=[Depends(requires_access_connection("PUT"))])
+async def act_all(
+    connection: ConnectionDep,
+    action: Literal["return", "drop"],
+    asked: Annotated[ActOnAll, Depends(act_on_all_of)],
+    request: Request,
+    user: GetUserDep,
+) -> dict[str, Any]:
+    """Return or drop dead batches of one queue or reader. It is done to those that have not changed since they were shown."""
+    answer = await _do(connection, action, functools.partial(act_on_all, connection, action, asked, user))
+    store = str(asked.queue or asked.topic)
+    return {**answer, "failed": [told(why, store, request.state.may_read) for why in answer["failed"]]}
+
+
+async def _do(connection: Connection, action: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def do() -> dict[str, Any]:
+        try:
+            return work()
+        finally:
+            _recent.forget()  # other connections may have the same directory
+
     try:
-        return await _budget.do(connection, functools.partial(_act, connection, action, asked, user))
+        return await _budget.do(connection, do)
     except Slow as late:
         became = "this may still be done: look at the batch before you ask again" if late.begun else "nothing was done"
         raise Slow(f"{late}. {action}: {became}") from None
-
-
-def _act(connection: Connection, action: str, asked: Act, user: Any) -> dict[str, Any]:
-    hook = hook_of(connection)
-    path = asked.path(hook)
-    found = find_batch(path, asked.reader, asked.batch)  # opening a queue creates it
-    directory = directory_of(asked.stem(path), found)
-    if hook.settings().get("group") is None:
-        _check_owner(directory)
-    source = Source(asked.queue, asked.topic, asked.reader)
-    with contextlib.ExitStack() as stack:
-        if asked.state == "leased":
-            if action != "return":
-                raise BadArgument(f"{action}: a leased batch can only be returned, as an attempt may have written some of it")
-            check_abandoned(found)
-            stack.enter_context(alone(directory, found.id))
-        elif (asked.state == "returned") != (action == "retry"):
-            raise BadArgument(f"{action}: a returned batch can be retried now, a dead one returned, put back or dropped")
-        opened = stack.enter_context(source.open(hook, lock_timeout=LOCK_TIMEOUT))
-        if action == "retry":
-            opened.return_expired()  # the page shows leases whose time is over as returned
-        batch = opened.batch(asked.batch)
-        if (batch.state, batch.attempt, batch.made, batch.key) != (asked.state, asked.attempt, asked.made, found.keys[-1]):
-            raise BatchConflict(f"batch {batch.id} has changed since you looked: it is {batch.state}, attempt {batch.attempt}")
-        if asked.state == "leased":
-            batch.nack(f"{user.get_name()} returned it on the page: its owner was gone")
-            if batch.state == "returned":
-                batch.retry()
-        else:
-            ACTIONS[action](batch)
-    _recent.forget()  # other connections may have the same directory
-    _logger.info(
-        "%s: %s of %s batch %s (%s records) of %s, connection %s",
-        user.get_name(), action, asked.state, batch.id, f"{batch.records:,}", source, connection.conn_id,
-    )  # fmt: skip
-    told = {
-        "connection_id": connection.conn_id,
-        **source.names(),
-        "batch": batch.id,
-        "was": asked.state,
-        "records": batch.records,
-    }
-    _write_audit_log(f"qewqew_{action.replace('-', '_')}", task_of(found.keys[-1]), told, user)
-    return {"batch": batch.id, "records": batch.records}
-
-
-def _write_audit_log(event: str, task: dict[str, Any] | None, told: dict[str, Any], user: Any) -> None:
-    """For Browse -> Audit Log, and that of the batch's task. If it cannot be written, the action stands."""
-    about = {} if task is None else {"dag_id": task["dag"], "run_id": task["run"], "task_id": task["task"]}
-    try:
-        with create_session() as session:
-            name = user.get_name()
-            session.add(Log(event=event, owner=name, owner_display_name=name, extra=json.dumps(told), **about))
-    except SQLAlchemyError:
-        _logger.exception("The action above could not be written to Airflow's audit log")
-
-
-def _check_owner(directory: str) -> None:
-    """Raise `BadPath` if the files are another user's: files of this user, with mode 0600, would lock the workers out."""
-    owner, me = os.stat(directory).st_uid, os.geteuid()
-    if owner != me:
-        raise BadPath(
-            f"belongs to user {owner}, but the API server runs as user {me}: the workers could not use the files that it writes. "
-            "Run both as one user, or use the command `qewqew dead` as the user of the workers",
-            path=directory,
-        )

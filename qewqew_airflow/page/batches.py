@@ -16,7 +16,7 @@ from sqlalchemy import select, tuple_
 
 from qewqew_airflow.keys import make_key, task_of
 from qewqew_airflow.page.contents import batch_row, state_of
-from qewqew_airflow.page.owners import Identity, identity
+from qewqew_airflow.page.owners import AT_ONCE, Identity, identity
 from qewqew_core import BadManifest
 from qewqew_core.batch import manifest, places
 from qewqew_core.disk.descriptors import Descriptors
@@ -25,7 +25,8 @@ from qewqew_core.disk.opening import opening
 from qewqew_core.keys import key_hash
 from qewqew_core.queue import inspection
 
-SHOWN = 100  # batches
+SHOWN = 100  # batches that are not dead
+MOST_DEAD = 500  # batches, shown by their causes
 ORDER = "dead", "leased", "returned", "acked"
 NAMED = 20  # tasks that staged into a batch
 MOST_TASKS = 10_000  # of Airflow, compared with the keys of a queue
@@ -35,7 +36,7 @@ TOLD = ("read", "good", "bad", "reasons", "unnamed", "outputs", "quarantine", "n
 
 
 def batches_of(path: str, stem: str, reader: str | None) -> tuple[list[dict[str, Any]], bool]:
-    """Rows of the batches, and whether there are more. Batches that wait for somebody come first, then the newest.
+    """Rows of the batches, and whether there are more. Dead ones come first, of the others those that wait, then the newest.
 
     Includes batches whose records are gone, but whose manifest is still there. Raises `BadPath`, `Corrupt`.
     """
@@ -47,7 +48,9 @@ def batches_of(path: str, stem: str, reader: str | None) -> tuple[list[dict[str,
     rows.sort(key=lambda row: ORDER.index(row["state"]))
     with opening(path, "queue" if reader is None else "reader"):
         past, more = _past(stem + places.BATCHES, {*state.batches, *state.history.ids()})
-    return [*rows, *past][:SHOWN], more or state.kept + len(past) > SHOWN
+    dead = sum(row["state"] == "dead" for row in rows)
+    shown = [*rows[:dead][:MOST_DEAD], *[*rows[dead:], *past][:SHOWN]]
+    return shown, more or state.kept + len(past) > len(shown)
 
 
 def _past(home: str, known: set[str]) -> tuple[list[dict[str, Any]], bool]:
@@ -75,7 +78,8 @@ def _past_row(files: Files, directory: str) -> dict[str, Any] | None:
         return None
     names = {"id": body.id, "state": "gone", "key": body.key, "task": task_of(body.key)}
     numbers = {"records": body.records, "bytes": body.bytes, "attempt": body.attempt, "made": None}
-    return {**names, **numbers, "leased": body.created, "since": None, "expires": None, "due": None, "reason": "", "owner": None}
+    unknown = {"since": None, "expires": None, "due": None, "reason": "", "cause": "", "owner": None}
+    return {**names, **numbers, "leased": body.created, **unknown}
 
 
 def results_of(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -87,9 +91,10 @@ def results_of(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dic
     if not wanted:
         return
     columns = XComModel.dag_id, XComModel.run_id, XComModel.task_id, XComModel.map_index
-    asked = select(*columns, XComModel.value).where(XComModel.key == XCOM_RETURN_KEY, tuple_(*columns).in_(list(wanted)))
+    asked, tasks = select(*columns, XComModel.value).where(XComModel.key == XCOM_RETURN_KEY), list(wanted)
     with create_session() as session:
-        found = session.execute(asked).all()
+        parts = (tasks[start : start + AT_ONCE] for start in range(0, len(tasks), AT_ONCE))
+        found = [row for part in parts for row in session.execute(asked.where(tuple_(*columns).in_(part)))]
     for dag, run, task, index, value in found:
         with contextlib.suppress(ValueError, RecursionError):
             result = json.loads(value) if isinstance(value, str) else value

@@ -26,6 +26,7 @@ from qewqew_airflow.page.owners import identity, owners_of
 from qewqew_airflow.page.samples import LONGEST_GAP, Seen
 from qewqew_core import BatchNotFound, QewQewError, arguments
 from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.batch.causes import cause_of
 from qewqew_core.batch.lease_state import LeaseState
 from qewqew_core.clock import Clock
 from qewqew_core.disk.files import DISK
@@ -222,6 +223,7 @@ def batch_row(kind: str, batch: BatchState, clock: Clock) -> dict[str, Any]:
         "expires": iso(arguments.moment(clock.wall_at(batch.expires))) if batch.expires is not None else None,
         "due": iso(arguments.moment(clock.wall_at(batch.due or 0))) if batch.is_delayed(clock.elapsed) else None,
         "reason": visible(batch.reason, besides="\n\t"),
+        "cause": visible(cause_of(batch.reason)) if kind == "dead" else "",
         "owner": None,  # of a leased batch, see `owners`
     }
 

@@ -86,6 +86,6 @@ def owner_hider(user: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     def hide(batch: dict[str, Any]) -> dict[str, Any]:
         if batch["task"] is not None and batch["task"]["dag"] in allowed():
             return batch
-        return {**batch, "key": None, "task": None, "reason": "", "owner": None}
+        return {**batch, "key": None, "task": None, "reason": "", "cause": "", "owner": None}
 
     return hide

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from qewqew_core.batch.batch import Batch
+from qewqew_core.batch.causes import cause_of
 from qewqew_core.batch.leases import HasBatches
 from qewqew_core.cli import terminal
 from qewqew_core.cli.targets import (
@@ -251,7 +252,8 @@ def dead_drop(
 
 
 def _dead_of(queue: HasBatches, reason: str) -> list[Batch]:
-    return [batch for batch in queue.dead() if reason in batch.reason]
+    """Those with this text in their reason, or in their cause, as the page shows it for all that have it."""
+    return [batch for batch in queue.dead() if reason in batch.reason or reason in cause_of(batch.reason)]
 
 
 def _none_of(reason: str) -> str:

@@ -125,6 +125,17 @@ def queues(directory: Path) -> Path:
     return directory
 
 
+def fail(queues: Path, name: str, *reasons: str) -> list[str]:
+    """The ids of dead batches of two records each, of a queue of this name."""
+    with Queue(queues / name, max_attempts=1) as queue:
+        for number, reason in enumerate(reasons):
+            queue.put_many([b"x"] * 2)
+            batch = queue.lease(f"{KEY}{number}")
+            assert batch is not None
+            batch.nack(reason)
+        return [batch.id for batch in queue.dead()]
+
+
 class InAirflow:
     """The page as a user has it in front of him."""
 
@@ -144,7 +155,7 @@ class InAirflow:
     def open(self, name: str) -> None:
         """The page of a queue or topic, when it shows the batches."""
         self.link(name).click()
-        self.frame.get_by_role("heading", name="Batches").wait_for()
+        self.frame.get_by_role("heading", name="Batches", exact=True).wait_for()
         self.frame.get_by_text("Reading the batches").wait_for(state="detached")
 
     def row(self, name: str) -> list[str]:
@@ -209,7 +220,7 @@ def test_what_is_wrong_comes_first_in_a_line_each(opened: Callable[..., InAirflo
     airflow = opened()
     wrong = airflow.frame.get_by_role("region", name="What is wrong")
     expect(wrong.locator("summary")).to_have_text(
-        [re.compile("^flights.*1 dead"), re.compile("Connection qewqew_archive.*broken")]
+        [re.compile("^flights.*1 dead.*Path … already exists"), re.compile("Connection qewqew_archive.*broken")]
     )
     expect(airflow.frame.get_by_text("does not exist")).not_to_be_visible()
     assert wrong.bounding_box()["y"] < airflow.link("flights").bounding_box()["y"]
@@ -262,10 +273,15 @@ MEASURE = """() => {
   for (const row of shown("tbody tr")) overlap([...row.children].filter(cell => cell.checkVisibility()));
   return wrong;
 }"""
-PAGES = {"list": "", "queue": "?connection=qewqew_default&queue=flights", "topic": "?connection=qewqew_twin&topic=events"}
+PAGES = {
+    "list": "",
+    "queue": "?connection=qewqew_default&queue=flights",
+    "causes": "?connection=qewqew_default&queue=failing",
+    "topic": "?connection=qewqew_twin&topic=events",
+}
 
 
-@pytest.mark.parametrize("width", [360, 390, 600, 768, 920, 1280])
+@pytest.mark.parametrize("width", [360, 390, 600, 768, 920, 1280, 1920])
 @pytest.mark.parametrize("place", PAGES)
 def test_nothing_is_cut_off_or_on_something_else_at_any_width(
     width: int, place: str, opened: Callable[..., InAirflow], server: ApiServer, queues: Path
@@ -279,6 +295,7 @@ def test_nothing_is_cut_off_or_on_something_else_at_any_width(
     with Topic(queues / "events") as topic, topic.reader("lake") as reader:
         batch = reader.lease(KEY, 10)
         assert batch is not None
+    fail(queues, "failing", *(f"{reason}/{number}: " + "it is there. " * 20 for number in range(12)), "no table")
     airflow = opened()
     page = airflow.page
     for scheme in ("light", "dark"):
@@ -287,15 +304,22 @@ def test_nothing_is_cut_off_or_on_something_else_at_any_width(
         page.goto(f"{server.page}/qewqew/page{PAGES[place]}")
         page.locator("#status").filter(has_text="Updated").wait_for()
         assert page.evaluate(MEASURE) == []
+        if place == "causes":
+            page.get_by_text("Show 12 batches").click()
+            assert page.evaluate(MEASURE) == []
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=SCREENSHOTS / f"page-{place}-{width}-{scheme}.png", full_page=True)
     # Every action can be reached: it is scrolled to, not covered, and inside the window.
     buttons = page.locator("main button")
     for button in buttons.all():
         button.click(trial=True)
-    if place == "queue":
-        for action in ("Peek", "Return", "Put back", "Drop"):
-            page.get_by_role("button", name=re.compile(f"^{action} batch")).first.click()
+    actions = {
+        "queue": ["Peek batch", "Return batch", "Put back batch", "Drop batch"],
+        "causes": ["Return all 12", "Drop all 12"],
+    }
+    if place in actions:
+        for action in actions[place]:
+            page.get_by_role("button", name=re.compile(f"^{action}")).first.click()
             page.locator("dialog[open]").wait_for()
             assert page.evaluate(MEASURE) == []
             page.keyboard.press("Escape")
@@ -346,8 +370,11 @@ def test_the_batches_of_a_queue_are_shown_as_long_as_they_are_remembered(opened:
     airflow = opened()
     airflow.open("flights")
     states = airflow.frame.get_by_role("table", name="Batches of flights").locator("td .badge")
-    expect(states).to_have_text(["dead", "leased", "returned", "done"])
-    expect(airflow.frame.get_by_text("Path /lake/flights already exists")).to_be_visible()
+    expect(states).to_have_text(["leased", "returned", "done"])
+    dead = airflow.frame.get_by_role("region", name="Dead batches")
+    expect(dead.get_by_text("Path /lake/flights already exists")).to_be_visible()
+    expect(dead.locator("tbody tr")).to_have_count(1)
+    assert dead.bounding_box()["y"] < airflow.frame.get_by_role("heading", name="How it was").bounding_box()["y"]
     airflow.screenshot("page-light")
     airflow.link("← All queues").click()
     expect(airflow.link("flights")).to_be_visible()
@@ -420,6 +447,55 @@ def test_a_dead_batch_is_dropped_after_a_confirmation_and_not_while_the_queue_is
     with Queue(queues / "flights") as queue:
         assert queue.dead() == []
         assert len(queue.batches()) == 2
+
+
+def test_dead_batches_of_one_cause_are_one_row_and_are_returned_or_dropped_together(
+    opened: Callable[..., InAirflow], server: ApiServer, queues: Path
+) -> None:
+    from playwright.sync_api import expect
+
+    ids = fail(queues, "failing", *(f"Path /lake/{number} is there" for number in range(60)), *["no table"] * 2, "no luck")
+    airflow = opened()
+    summary = airflow.frame.get_by_role("region", name="What is wrong").locator("summary").filter(has_text="failing")
+    expect(summary).to_have_text(re.compile("63 dead.*Path … is there · 2 other causes"))
+    airflow.open("failing")
+    dead, confirm = airflow.frame.get_by_role("region", name="Dead batches"), airflow.frame.get_by_role("alertdialog")
+    expect(dead.get_by_role("heading")).to_have_text("63 dead batches of 3 causes")
+    expect(dead.locator("article > p")).to_have_text(
+        ["Path … is there", *[f"attempt 1 of 1: no {what}" for what in ("table", "luck")]]
+    )
+    expect(dead.locator("tr:visible", has=airflow.frame.locator("td"))).to_have_count(1)  # a single one is unfolded
+    dead.get_by_text("Show 60 batches").click()
+    expect(dead.get_by_text("Path /lake/59 is there")).to_be_visible()
+    airflow.screenshot("page-causes")
+    airflow.button("Return all 60 dead batches: Path … is there").click()
+    expect(confirm).to_contain_text("Return all 60 batches with 120 records?")
+    with Queue(queues / "failing") as queue:
+        queue.batch(ids[7]).return_to_queue()  # it has changed since it was shown
+        airflow.frame.locator("#confirm-do").click()
+        expect(confirm.get_by_role("alert")).to_contain_text("Locked")
+    airflow.frame.locator("#confirm-do").click()
+    expect(airflow.frame.locator("#toast")).to_have_text("Returned: 59 batches. Changed meanwhile, so left alone: 1.")
+    expect(dead.get_by_role("heading")).to_have_text("3 dead batches of 2 causes")
+    airflow.button("Drop all 2 dead batches: attempt 1 of 1: no table").click()
+    airflow.button("Drop permanently").click()
+    expect(airflow.frame.locator("#toast")).to_have_text("Dropped: 2 batches.")
+    expect(dead.get_by_role("heading")).to_have_text("1 dead batch")
+    with Queue(queues / "failing") as queue:
+        assert [batch.id for batch in queue.dead()] == ids[62:]
+        assert {batch.id for batch in queue.batches()} == set(ids[:60])
+
+
+def test_a_link_to_a_dead_batch_unfolds_those_of_its_cause(
+    opened: Callable[..., InAirflow], server: ApiServer, queues: Path
+) -> None:
+    from playwright.sync_api import expect
+
+    ids = fail(queues, "failing", *["no table"] * 30)
+    airflow = opened()
+    airflow.page.goto(f"{server.page}/plugin/qewqew?connection=qewqew_default&queue=failing&batch={ids[3]}")
+    expect(airflow.frame.locator("tr.sought")).to_be_in_viewport()
+    expect(airflow.frame.locator("tr.sought")).to_contain_text(ids[3])
 
 
 def test_a_viewer_sees_numbers_and_can_do_nothing(opened: Callable[..., InAirflow]) -> None:

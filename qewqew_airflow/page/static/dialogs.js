@@ -1,6 +1,6 @@
-// The dialogs: looking into records, and confirming what is done to a batch.
+// The dialogs: looking into records, and confirming what is done to a batch, or to all of one cause.
 
-import { $, h, plural, size, update } from "./elements.js";
+import { $, h, plural, size, sum, update } from "./elements.js";
 import { ask } from "./server.js";
 
 const PEEKED = 20; // records
@@ -56,40 +56,82 @@ const ACTS = {
   retry: ["Retry", "The batch waits after its failure. It becomes due now: the next lease gets it first, whole, as one more attempt."],
   drop: ["Drop", "The records are deleted permanently. Nothing brings them back."],
 };
+const ALL = {
+  return: "The next leases get each of them first, whole, as one more attempt. What fails again is dead again. A batch that has changed since it was shown is left alone.",
+  drop: "Their records are deleted permanently. Nothing brings them back. A batch that has changed since it was shown is left alone.",
+};
 const RETURN_LEASED = "Airflow says that nobody works on it any more. The next lease gets the batch first, whole, as one more attempt; after " +
   "too many attempts it is dead instead. If its Spark driver runs elsewhere (cluster mode), make sure that this has ended.";
+const DONE = { return: "Returned", "put-back": "Put back", drop: "Dropped", retry: "Due now" };
+const AT_ONCE = 50; // batches of a request
 let pending; // what is to be done when it is confirmed
 
 export function confirmAct(act, payload) {
   const { batch, place } = payload, [verb, text] = batch.state === "leased" ? ["Return", RETURN_LEASED] : ACTS[act];
-  pending = { act, ...payload };
-  $("confirm-title").textContent = `${verb} ${plural(batch.records, "record")}?`;
-  const where = place.queue ? `queue ${place.queue}` : `topic ${place.topic}, reader ${place.reader}`;
-  $("confirm-text").textContent = `${batch.state === "leased" ? "Leased batch" : "Batch"} ${batch.id} of ${where}. ${text}`;
+  pending = { act, doIt: doOne, ...payload };
+  confirm(verb, plural(batch.records, "record"),
+    `${batch.state === "leased" ? "Leased batch" : "Batch"} ${batch.id} of ${whereIs(place)}. ${text}`);
+}
+
+export function confirmAll(act, payload) {
+  const { batches, place, told } = payload, count = plural(batches.length, "batch", "batches");
+  pending = { act, doIt: doAll, ...payload };
+  confirm(ACTS[act][0], `all ${count} with ${plural(sum(batches, "records"), "record")}`,
+    `Of ${whereIs(place)}, dead of: ${told.length > 200 ? `${told.slice(0, 200)} …` : told}\n${ALL[act]}`);
+}
+
+const whereIs = place => place.queue ? `queue ${place.queue}` : `topic ${place.topic}, reader ${place.reader}`;
+
+function confirm(verb, what, text) {
+  $("confirm-title").textContent = `${verb} ${what}?`;
+  $("confirm-text").textContent = text;
   $("confirm-error").textContent = "";
-  $("confirm-do").textContent = act === "drop" ? "Drop permanently" : verb;
-  $("confirm-do").className = act === "drop" ? "danger main" : "main";
+  $("confirm-do").textContent = pending.act === "drop" ? "Drop permanently" : verb;
+  $("confirm-do").className = pending.act === "drop" ? "danger main" : "main";
   $("confirm-do").disabled = false;
   $("confirm").showModal();
 }
 
 export async function actNow(refresh) {
-  const { act, connection, place, batch } = pending;
   $("confirm-do").disabled = true;
   $("confirm-error").textContent = "";
   try {
-    await ask(`connections/${encodeURIComponent(connection)}/${act}`, {
-      method: "POST",
-      headers: { "Content-Type": "application/json", "X-QewQew": "1" },
-      body: JSON.stringify({ ...place, batch: batch.id, state: batch.state, attempt: batch.attempt, made: batch.made }),
-    });
+    const done = await pending.doIt(pending);
     $("confirm").close();
-    toast(`${{ return: "Returned", "put-back": "Put back", drop: "Dropped", retry: "Due now" }[act]}: batch ${batch.id}`);
+    toast(done);
   } catch (error) {
     $("confirm-error").textContent = error.message;
     $("confirm-do").disabled = false;
   }
   refresh();
+}
+
+const post = (connection, act, body) => ask(`connections/${encodeURIComponent(connection)}/${act}`, {
+  method: "POST", headers: { "Content-Type": "application/json", "X-QewQew": "1" }, body: JSON.stringify(body),
+});
+const asShown = ({ id, attempt, made }) => ({ batch: id, attempt, made });
+
+async function doOne({ act, connection, place, batch }) {
+  await post(connection, act, { ...place, ...asShown(batch), state: batch.state });
+  return `${DONE[act]}: batch ${batch.id}`;
+}
+
+// What has been done is not asked for again: after an error, the button goes on with the rest.
+async function doAll(all) {
+  const { act, connection, place } = all, failed = [];
+  all.done ??= 0;
+  all.changed ??= 0;
+  const told = () => `${DONE[act]}: ${plural(all.done, "batch", "batches")}.` + (all.changed ? ` Changed meanwhile, so left alone: ${all.changed}.` : "");
+  while (all.batches.length) {
+    const answer = await post(connection, `all/${act}`, { ...place, batches: all.batches.slice(0, AT_ONCE).map(asShown) })
+      .catch(error => { throw new Error(all.done ? `${told()} The rest: ${error.message}` : error.message); });
+    all.batches = all.batches.slice(AT_ONCE);
+    all.done += answer.done;
+    all.changed += answer.changed;
+    failed.push(...answer.failed);
+  }
+  if (failed.length) throw new Error(`${told()} ${failed.length} failed, the first with ${failed[0]}`);
+  return told();
 }
 
 function toast(text) {

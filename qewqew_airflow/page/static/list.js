@@ -1,5 +1,6 @@
 // The list of all queues and topics, and before it what is wrong.
 
+import { byCause } from "./batches.js";
 import { $, ageCell, age, brokenRow, duration, h, kindCell, numberCell, pageOf, peekButton, plural, secondsSince, short, sizeCell, sum, table,
   update } from "./elements.js";
 
@@ -49,8 +50,8 @@ function problems(state) {
   lines.sort((left, right) => left.worst - right.worst);
   return h("section.problems", { key: "problems", "aria-label": "What is wrong" },
     h("h2", {}, `${plural(lines.length, "thing")} to look at`),
-    lines.slice(0, MOST_PROBLEMS).map(({ key, badges, name, texts, href }) => h("details", { key },
-      h("summary", {}, h("span.what", {}, name), badges.map(([text, kind]) => h(`span.badge.${kind}`, {}, text))),
+    lines.slice(0, MOST_PROBLEMS).map(({ key, badges, name, texts, href, cause }) => h("details", { key },
+      h("summary", {}, h("span.what", {}, name), badges.map(([text, kind]) => h(`span.badge.${kind}`, {}, text)), cause && h("span.reason", {}, cause)),
       texts.map(text => h("p", {}, text)), href && h("p", {}, h("a", { href }, `Open ${name}`)))),
     lines.length > MOST_PROBLEMS && h("p.quiet", { key: "more" }, `${plural(lines.length - MOST_PROBLEMS, "more")}: see the list.`));
 }
@@ -63,8 +64,10 @@ function problemOf(state, connection, kind, row) {
   const broken = (row.readers ?? []).filter(reader => reader.error);
   if (!dead && !stuck && !late && !broken.length) return null;
   const badges = [], texts = [];
+  let cause;
   if (dead) {
     badges.push([`${short(dead)} dead`, "dead"]);
+    cause = causeOf(parts.flatMap(({ batches }) => batches ?? []).filter(({ state }) => state === "dead"));
     texts.push(`${plural(dead, "batch", "batches")} failed too often. Decide what to do: return, put back or drop.`);
   }
   if (stuck) {
@@ -79,7 +82,14 @@ function problemOf(state, connection, kind, row) {
     badges.push([`${short(broken.length)} broken`, "dead"]);
     texts.push(...broken.map(reader => `Reader ${reader.name}: ${reader.error}`));
   }
-  return { worst: dead ? 0 : stuck ? 1 : broken.length ? 3 : 4, key, badges, name: row.name, texts, href };
+  return { worst: dead ? 0 : stuck ? 1 : broken.length ? 3 : 4, key, badges, name: row.name, texts, href, cause };
+}
+
+// Of the most batches, in short; nothing if the user may not see it
+function causeOf(dead) {
+  const [first, ...rest] = [...byCause(dead).values()].sort((left, right) => right.length - left.length);
+  const cause = first?.[0].cause;
+  return cause && `${cause.length > 120 ? `${cause.slice(0, 120)} …` : cause}${rest.length ? ` · ${plural(rest.length, "other cause")}` : ""}`;
 }
 
 // The queues and topics of a connection; nothing if the search leaves none

@@ -1,11 +1,12 @@
 // The page: asks for the state every few seconds while it can be seen, and changes what differs.
 "use strict";
 
-import { actNow, confirmAct, peek } from "./dialogs.js";
+import { isSought } from "./batches.js";
+import { actNow, confirmAct, confirmAll, peek } from "./dialogs.js";
 import { $, h, setClock, update } from "./elements.js";
 import { renderList } from "./list.js";
 import { followPointer } from "./plot.js";
-import { isSought, renderQueue } from "./queue.js";
+import { renderQueue } from "./queue.js";
 import { ask, askPlace } from "./server.js";
 
 const REFRESH = 5000, SAMPLES = 60000; // milliseconds
@@ -44,7 +45,9 @@ function render() {
   }
   if (seeking && state.queue.batches?.some(batch => isSought(route, batch))) {
     seeking = false;
-    document.querySelector("tr.sought")?.scrollIntoView({ block: "center" });
+    const sought = document.querySelector("tr.sought"), folded = sought?.closest("details");
+    if (folded) folded.open = true;
+    sought?.scrollIntoView({ block: "center" });
   }
 }
 
@@ -109,6 +112,8 @@ const DO = {
   "put-back": payload => confirmAct("put-back", payload),
   drop: payload => confirmAct("drop", payload),
   retry: payload => confirmAct("retry", payload),
+  returnAll: payload => confirmAll("return", payload),
+  dropAll: payload => confirmAll("drop", payload),
   range: async hours => { state.queue.hours = hours; await readSamples(); render(); },
 };
 

@@ -25,15 +25,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:The HMAC key")  # of an Airflow 
 
 # Rights
 
-SCRIPTS = ["page.js", "server.js", "elements.js", "list.js", "queue.js", "plot.js", "dialogs.js"]
+SCRIPTS = ["page.js", "server.js", "elements.js", "list.js", "queue.js", "batches.js", "plot.js", "dialogs.js"]
 LOOKS = ["page", "page.css", *SCRIPTS, "data/state", "data/history"]
 OF_A_QUEUE = [f"connections/qewqew_default/{what}?queue=orders" for what in ("batches", "samples")]
 ALL = {"viewer", "user", "op", "admin"}
 OPERATORS = {"op", "admin"}
+ACTIONS, BULK = ("return", "put-back", "drop", "retry"), ("all/return", "all/drop")
 ROUTES = [
     *((("GET", path), ALL) for path in [*LOOKS, *OF_A_QUEUE]),
     (("GET", "connections/qewqew_default/records?queue=orders"), OPERATORS),
-    *((("POST", f"connections/qewqew_default/{action}"), OPERATORS) for action in ("return", "put-back", "drop", "retry")),
+    *((("POST", f"connections/qewqew_default/{action}"), OPERATORS) for action in (*ACTIONS, *BULK)),
 ]
 
 
@@ -63,6 +64,7 @@ def test_no_route_of_the_page_is_missing_from_the_test_above(application: Any) -
         ("GET", "/connections/{connection_id}/samples"),
         ("GET", "/connections/{connection_id}/records"),
         ("POST", "/connections/{connection_id}/{action}"),
+        ("POST", "/connections/{connection_id}/all/{action}"),
     }
     assert set(STATIC) == set(LOOKS[:-2])
 
@@ -275,9 +277,9 @@ def test_the_state_says_what_the_queues_and_topics_hold(directory: Path, client:
 def test_looking_waits_for_no_owner_and_acting_says_that_it_is_locked(
     directory: Path, client: Login, fresh: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qewqew_airflow.page import app
+    from qewqew_airflow.page import actions
 
-    monkeypatch.setattr(app, "LOCK_TIMEOUT", 0.05)
+    monkeypatch.setattr(actions, "LOCK_TIMEOUT", 0.05)
     body = dead_batch(directory, [b"dead"])
     with Queue(directory / "orders") as queue:
         queue.put_many([b"only in the log as yet"])

@@ -138,16 +138,16 @@ def test_threads_are_bounded_however_many_directories_hang(
 def test_an_action_that_ran_out_of_time_says_that_it_may_be_done_and_one_that_did_not_begin_does_nothing(
     directory: Path, client: Login, monkeypatch: pytest.MonkeyPatch, hanging: Hanging
 ) -> None:
-    from qewqew_airflow.page import app
+    from qewqew_airflow.page import actions
 
     first, second = (dead_batch(directory, [b"x"], name=name) for name in ("orders", "others"))
-    goes_on, write = threading.Event(), app._write_audit_log
+    goes_on, write = threading.Event(), actions._write_audit_log
 
     def hang(*told: Any) -> None:
         goes_on.wait()
         write(*told)
 
-    monkeypatch.setattr(app, "_write_audit_log", hang)
+    monkeypatch.setattr(actions, "_write_audit_log", hang)
     op = client("op")
     answers = [act(op, "drop", body) for body in (first, second)]
     assert [answer.status_code for answer in answers] == [503, 503]

@@ -523,6 +523,14 @@ def test_all_dead_batches_go_back_or_those_of_one_reason(path):
         assert (len(q.batches()), q.dead()) == (3, [])
 
 
+def test_dead_batches_are_found_by_the_cause_that_they_share(path):
+    with Queue(path) as q:
+        q.put_many(RECORDS)
+        for number, reason in enumerate(["Path /lake/1 is there", "Path /lake/2 is there", "no table"]):
+            q.lease(f"run {number}", max_records=1).to_dead_letters(reason)
+    assert len(json.loads(done("dead", "list", path, "--reason", "Path … is there", "--json"))) == 2
+
+
 def test_a_dead_batch_is_dropped_only_on_purpose(path, dead):
     refused(2, "dead", "drop", path, dead, match="--yes")
     assert inspect(path).dead == 1
