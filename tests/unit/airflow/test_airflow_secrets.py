@@ -138,7 +138,7 @@ def test_a_secret_of_a_url_is_in_no_error_of_a_task(url: str, connect: Any, capl
                 each()
             assert SECRET not in f"{caught.value} {caught.value.__cause__} {caplog.text}"
         assert SECRET not in hook.test_connection()[1]
-    with pytest.raises(BadArgument, match="the format of") as unknown:
+    with pytest.raises(BadArgument, match="which says no format") as unknown:
         QewQewStageOperator(task_id="t", queue_name="orders", path=url)
     assert SECRET not in str(unknown.value)
 
@@ -147,7 +147,7 @@ def test_a_secret_of_a_url_is_in_no_error_of_a_task(url: str, connect: Any, capl
 def test_a_secret_of_a_url_is_in_no_error_of_who_reads_it(path: str) -> None:
     operator = QewQewStageOperator(task_id="t", queue_name="orders", path=path, format="csv")
     with pytest.raises((StoreError, ValueError)) as caught:
-        [*operator._read_file()]
+        [*operator._read_files()]
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
