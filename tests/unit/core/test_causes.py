@@ -32,6 +32,8 @@ def test_reasons_that_differ_in_paths_ids_and_numbers_have_one_cause(cause: str,
 
 def test_other_words_are_other_causes() -> None:
     reasons = ["the cluster was gone", "the cluster was full", "cannot decode utf8", "cannot decode latin1", "deadbeef is a word"]
+    reasons += ["exit code 1", "exit code 137", "HTTP 404", "HTTP 503", "HTTP/1.1 503", "status code: 429", "Errno 28", "Errno 5"]
+    reasons += ["failed (SQLSTATE: 42K04)", "failed (SQLSTATE: 42S02)"]
     assert len(set(map(cause_of, reasons))) == len(reasons)
 
 
