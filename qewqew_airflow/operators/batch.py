@@ -40,6 +40,8 @@ def lease(
         except BatchExpired as error:
             advice = "a longer retention in the connection's extra keeps batches longer"
             raise fails_at_once(error, f"Trigger a new run for what is in {source} now; {advice}") from error
+        if batch is not None:
+            batch.check()
         if batch is not None and batch.state == "leased" and not by_an_earlier_try:
             metrics.count("leased", batch.records, connection=hook.qewqew_conn_id, **source.names())
         due = min((other.due for other in opened.batches() if other.due is not None), default=None) if batch is None else None

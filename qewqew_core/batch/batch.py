@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from qewqew_core import arguments
 from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.batch.manifest import Manifest
 from qewqew_core.batch.publishing import publish
 from qewqew_core.clock import Clock
 from qewqew_core.disk.descriptors import NotCopied
@@ -95,10 +96,17 @@ class Batch(NotCopied):
 
     def _records(self) -> Iterator[bytes | Message]:
         with self._reading() as directory:
-            body = manifest.load(self.manifest_path)
+            body = self._manifest(directory)
             for segment in body.segments:
                 for records in segments.read_records(directory, body, segment):
                     yield from records
+
+    def _manifest(self, directory: str) -> Manifest:
+        """Raises `Corrupt` if it is that of another batch: somebody has exchanged directories, or restored an old one."""
+        body = manifest.load(os.path.join(directory, manifest.MANIFEST))
+        if (body.id, body.records, body.bytes) != (self.id, self.records, self.bytes):
+            raise Corrupt(f"the manifest is not that of batch {self.id} with {self.records} records", path=directory)
+        return body
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[str]:
@@ -135,6 +143,13 @@ class Batch(NotCopied):
             time.sleep(0.01)
         return False
 
+    def check(self) -> None:
+        """Raise `Corrupt` if its directory has the manifest of another batch, and as reading its records if that is damaged or
+        gone. Who gives ``manifest_path`` to another program looks before.
+        """
+        with self._reading() as directory:
+            self._manifest(directory)
+
     def publish(
         self,
         url: str | os.PathLike[str],
@@ -147,6 +162,7 @@ class Batch(NotCopied):
         The batch itself does not change: acknowledge it when the work on the copy is done. Raises `BatchExpired` too.
         """
         with self._reading() as directory:
+            self._manifest(directory)
             return publish(directory, url, options=options, progress=progress)
 
     def __len__(self) -> int:

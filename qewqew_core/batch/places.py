@@ -30,16 +30,18 @@ def directory_of(path: str, batch: Batch | BatchState) -> str:
 
 
 def away_at(files: Files, path: str, batch: Batch | BatchState) -> str | None:
-    """Where the batch's directory is, if it is at its other place instead: somebody moved it, or brought back an old copy."""
+    """Where files of the batch are, if they are at its other place: somebody moved them, or brought back an old copy."""
     home = directory_of(path, batch)
-    others = (os.path.join(path + suffix, batch.id) for suffix in (BATCHES, DEAD))
-    return None if files.is_directory(home) else next(filter(files.is_directory, others), None)
+    for directory in (os.path.join(path + suffix, batch.id) for suffix in (BATCHES, DEAD)):
+        if directory != home and any(_is_ours(directory, name) for name in _names_in(files, directory)):
+            return directory
+    return None
 
 
 def check_home(files: Files, path: str, batch: Batch | BatchState) -> None:
     """Raise `Corrupt` if the batch's directory is at its other place."""
     if (there := away_at(files, path, batch)) is not None:
-        what = f"batch {batch.id} is not here but in {there}; `qewqew repair` moves it back, as the next call that needs it does"
+        what = f"files of batch {batch.id} are in {there}, where they do not belong; `qewqew repair` moves them back"
         raise Corrupt(what, path=directory_of(path, batch))
 
 

@@ -310,7 +310,7 @@ def _is_foreign_here(path: str, status: os.stat_result) -> bool:
 
 def led_to(path: str) -> str:
     """What the link at a path of the user leads to. Where others may make links, it must be ours or root's or, for root, of the
-    owner of the directory.
+    owner of the directory. See also `check_led`.
     """
     me, home = os.geteuid(), os.path.dirname(path)
     with Descriptors([os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)]) as (fd,):
@@ -320,7 +320,19 @@ def led_to(path: str) -> str:
         owners = {0, me or above.st_uid}
         if link.st_uid not in owners and (above.st_mode & _OTHERS_WRITE or above.st_uid not in owners):
             raise Foreign(path, None)
-        return os.path.realpath(os.path.join(home, os.readlink("", dir_fd=fd)), strict=True)
+        target = os.path.realpath(os.path.join(home, os.readlink("", dir_fd=fd)), strict=True)
+    with Descriptors([os.open(target, os.O_PATH | os.O_CLOEXEC)]) as found:
+        check_led(found, path, link.st_uid)
+    return target
+
+
+def check_led(opened: Descriptors, path: str, owner: int) -> None:
+    """Close it and raise `Foreign`, for root, if a link of this owner led to what is not the owner's: a user may make links to
+    files of root's.
+    """
+    if os.geteuid() == 0 and owner not in (0, os.fstat(opened[0]).st_uid):
+        opened.close()
+        raise Foreign(path, None)
 
 
 def is_for_group(status: os.stat_result, group: int) -> bool:

@@ -1,8 +1,7 @@
 """The file-system calls that everything above goes through, so that tests can crash, tear and fill the disk.
 
 `Files` is the real disk and has no policy: callers decide what must be durable, and in which order. Errors are those of the
-operating system. Questions change nothing. A change is durable only if its docstring says so.
-"""
+system. Questions change nothing. A change is durable only if its docstring says so."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from qewqew_core.disk.descriptors import MOST_HOLES, Descriptors, end_of_data, open_into, open_to_write
-from qewqew_core.disk.directories import Directories, listed
+from qewqew_core.disk.directories import Directories, check_led, listed
 from qewqew_core.errors import Broken, Corrupt
 
 _MOST_BUFFERS = os.sysconf("SC_IOV_MAX")  # that the system writes at once
@@ -47,7 +46,9 @@ class Files(Directories):
             if error.errno != errno.ELOOP or not follow:
                 raise
             opened = Descriptors()
-            open_into(self._led_to(path), opened, flags)
+            target, owner = self._led_to(path)
+            open_into(target, opened, flags)
+            check_led(opened, path, owner)
         try:
             check_regular(os.fstat(opened[0]), path)
             self._check_owner(opened[0], path)
@@ -223,9 +224,11 @@ class Files(Directories):
                 if error.errno != errno.ELOOP or not follow:
                     raise
                 try:
-                    open_to_write(self._led_to(path), fds, os.O_NOFOLLOW)
+                    target, owner = self._led_to(path)
+                    open_to_write(target, fds, os.O_NOFOLLOW)
                 except FileNotFoundError:
                     raise OSError(errno.ELOOP, "it leads to nothing", path) from None
+                check_led(fds, path, owner)
                 check_regular(os.fstat(fds[0]), path)
             if new:
                 self._made(fds[0], path)
@@ -251,11 +254,11 @@ class Files(Directories):
             raise
         return True
 
-    def _led_to(self, path: str) -> str:
-        """What a link of ours leads to."""
+    def _led_to(self, path: str) -> tuple[str, int]:
+        """What a link of ours leads to, and whose the link is."""
         with self._opened(path, os.O_PATH | os.O_NOFOLLOW) as (fd,):
             self._check_owner(fd, path)
-            return os.path.realpath(os.path.join(os.path.dirname(path), os.readlink("", dir_fd=fd)))
+            return os.path.realpath(os.path.join(os.path.dirname(path), os.readlink("", dir_fd=fd))), os.fstat(fd).st_uid
 
     def write(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
         """All of ``data`` at ``offset``. Durable only after `sync`; may be torn by a crash or an error before that."""

@@ -172,7 +172,7 @@ class Pieces:
             return
         if (away := places.away_at(files, self._path, batch)) is not None:
             places.roll_forward_place(files, self._path, batch)
-            self._plan.damaged(directory, 0, 0, 0, f"the batch was in {away}; it was moved back")
+            self._plan.damaged(directory, 0, 0, 0, f"files of the batch were in {away}; they were moved back")
         if not files.is_directory(directory):
             self._plan.damaged(directory, 0, 0, 0, "the directory of the batch is missing; it was made again")
             places.make_home(files, self._path, places.DEAD if batch.state == "dead" else places.BATCHES)

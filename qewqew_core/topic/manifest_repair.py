@@ -56,7 +56,7 @@ class BatchRepair:
             try:
                 if (away := places.away_at(self._files, self._stem, batch)) is not None:
                     places.roll_forward_place(self._files, self._stem, batch)
-                    self._report.damage.append(Damage(directory, None, None, 0, f"the batch was in {away}; it was moved back"))
+                    self._report.damage.append(Damage(directory, None, None, 0, f"files were in {away}; they were moved back"))
                 for _ in read_batch(self._files, directory, batch):
                     pass
                 continue

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +224,7 @@ def test_a_batch_at_its_other_place_is_named_with_that_place_and_repair_says_tha
     other = home.parent.with_suffix(".batches" if state == "dead" else ".dead") / home.name
     other.parent.mkdir(exist_ok=True)
     home.rename(other)
-    said = f"batch {batch.id} is not here but in {other}"
+    said = f"files of batch {batch.id} are in {other}, where they do not belong"
     with Queue(path) if kind == "queue" else Topic(path) as store:
         (problem,) = store.verify().problems
     assert problem.startswith(f"{home}: {said}")
@@ -231,7 +232,11 @@ def test_a_batch_at_its_other_place_is_named_with_that_place_and_repair_says_tha
         with Queue(path) as queue, pytest.raises(Corrupt, match=re.escape(said)):
             list(queue.batch(batch.id))
     (damage,) = (repair if kind == "queue" else repair_topic)(path).damage
-    assert (damage.path, damage.records, damage.what) == (str(home), 0, f"the batch was in {other}; it was moved back")
+    assert (damage.path, damage.records, damage.what) == (
+        str(home),
+        0,
+        f"files{' of the batch' if kind == 'queue' else ''} were in {other}; they were moved back",
+    )
     with Queue(path) if kind == "queue" else Topic(path) as store:
         assert store.verify().ok
     with a_store(kind, path) as leasing:
@@ -250,3 +255,44 @@ def test_a_batch_that_becomes_a_dead_letter_while_it_is_published_was_ended(tmp_
 
         with pytest.raises(BatchExpired, match="somebody ended the batch"):
             batch.publish(tmp_path / "out", progress=end_it)
+
+
+@pytest.mark.parametrize("kind", ["queue", "topic"])
+def test_files_at_the_other_place_are_moved_back_by_a_repair_though_the_directory_stayed(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "store"
+    fill(kind, path)
+    with a_store(kind, path) as leasing:
+        batch = leasing.lease("first")
+    home = Path(batch.manifest_path).parent
+    other = home.parent.with_suffix(".dead") / home.name
+    other.mkdir(parents=True)
+    for file in home.iterdir():
+        file.rename(other / file.name)
+    with Queue(path) if kind == "queue" else Topic(path) as store:
+        (problem,) = store.verify().problems
+    assert f"files of batch {batch.id} are in {other}, where they do not belong" in problem
+    report = (repair if kind == "queue" else repair_topic)(path)
+    assert [damage.records for damage in report.damage] == [0]
+    assert not other.exists()
+    with a_store(kind, path) as leasing:
+        assert [bytes(getattr(record, "body", record)) for record in leasing.batch(batch.id)] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("kind", ["queue", "topic"])
+def test_a_batch_whose_directory_was_exchanged_for_another_gives_no_record_of_that(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "store"
+    fill(kind, path)
+    with a_store(kind, path) as leasing:
+        batches = [leasing.lease("first", max_records=1), leasing.lease("second")]
+    one, two = (Path(batch.manifest_path).parent for batch in batches)
+    one.rename(tmp_path / "kept")
+    two.rename(one)
+    (tmp_path / "kept").rename(two)
+    with a_store(kind, path) as leasing:
+        for key in "first", "second":
+            batch = leasing.lease(key)
+            said = f"the manifest is not that of batch {batch.id} with 1 records"
+            for act in batch.__iter__().__next__, batch.check, partial(batch.publish, tmp_path / "out"):
+                with pytest.raises(Corrupt, match=said):
+                    act()
+    assert not (tmp_path / "out").exists()

@@ -293,3 +293,17 @@ def test_root_writes_to_no_file_of_its_own_under_a_name_that_a_user_gave_it(name
         assert secret.read_bytes() == b"root's"
     finally:
         secret.unlink()
+
+
+@as_root
+@pytest.mark.parametrize("content", [b"ab", b"\0\1", b"", b"longer"])
+def test_a_link_of_a_user_leads_root_to_no_file_of_its_own(users: Path, content: bytes) -> None:
+    with directory_of(0, 0o700) as own:
+        (own / "file").write_bytes(content)
+        as_user(lambda path: queue_once(path / "q"), users)
+        (users / "q").unlink()
+        as_user(lambda path: (path / "q").symlink_to(own / "file"), users)
+        for act in Queue, repair, inspect:
+            with pytest.raises(BadPath, match=f"belongs to {USER}"):
+                act(users / "q")
+        assert [(file.name, file.read_bytes()) for file in own.iterdir()] == [("file", content)]
