@@ -62,10 +62,10 @@ class QewQewStageOperator(BaseOperator):
         list. They are staged in the order of the map indexes, without those that returned None
     :param path: a file to read instead (templated): a path, the URL of an object store (``s3://…``), or an
         ObjectStoragePath; with ``*`` or a ``/`` at its end, several, in the order of their names. See `records_of`: JSON
-        lines and JSON are staged as they are written, the rows of CSV, Parquet and Avro as JSON objects. What is compressed
+        lines and JSON are staged as they are written, the rows of CSV and Parquet as JSON objects. What is compressed
         (gzip, bzip2, xz, Zstandard) is known by its first bytes
     :param path_conn_id: the connection of the object store (templated)
-    :param format: "jsonl", "json", "csv", "parquet", "avro" or "text"; without it the file's suffix decides
+    :param format: "jsonl", "json", "csv", "parquet" or "text"; without it the file's suffix decides
     :param format_options: how the file is read, such as ``{"delimiter": ";", "encoding": "latin-1"}``: see `Reading`
     :param sql: a query to run instead, or the name of a .sql file (templated). Each row is staged as a JSON object by the
         names of its columns; dates, times, decimals and UUIDs become text, bytes Base64

@@ -65,7 +65,7 @@ def put(
     null: Annotated[bool, typer.Option("--null", "-0", help="Each record ends with a NUL byte.")] = False,
     whole: Annotated[bool, typer.Option("--whole", help="The whole file is one record.")] = False,
     format: Annotated[
-        str | None, typer.Option(help="Read records, not lines: csv, json, jsonl, parquet, avro or text. FILE's name may say it.")
+        str | None, typer.Option(help="Read records, not lines: csv, json, jsonl, parquet or text. FILE's name may say it.")
     ] = None,
     option: Annotated[
         list[str] | None,

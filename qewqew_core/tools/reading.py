@@ -1,4 +1,4 @@
-"""The records of files as people have them: JSON, CSV, Parquet, Avro and text, compressed or not, one after the other.
+"""The records of files as people have them: JSON, CSV, Parquet and text, compressed or not, one after the other.
 
 Memory is bounded by the longest record, which may have 64 MiB. What a file is, its name says, or the caller; that it is
 compressed, its first bytes say. A text file is UTF-8, unless it begins with a byte order mark, or its encoding is given.
@@ -23,15 +23,19 @@ from typing import Any, BinaryIO, cast
 
 from qewqew_core.errors import BadArgument, BadRecord
 from qewqew_core.secrecy import excerpt
-from qewqew_core.tools.rows import Row, needs, rows_of_avro, rows_of_parquet
+from qewqew_core.tools.rows import Row, needs, rows_of_parquet
 
 # By the end of a file's name, without that of its compression
 FORMATS = {
     **{".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv"},
-    **{".parquet": "parquet", ".avro": "avro", ".txt": "text", ".log": "text"},
+    **{".parquet": "parquet", ".txt": "text", ".log": "text"},
 }
 _NAMES = ", ".join(sorted({*FORMATS.values()}))
-_PACKED: dict[bytes, Callable[[Any], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+_PACKED: dict[bytes, Callable[[Any], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": lambda file: io.BufferedReader(_Parts(file, bz2.BZ2Decompressor)),
+    b"\xfd7zXZ\0": lambda file: io.BufferedReader(_Parts(file, lzma.LZMADecompressor)),
+}
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _ENDINGS = (".gz", ".bz2", ".xz", ".zst")
 _MARKS = {  # the longer ones first
@@ -66,10 +70,13 @@ class Reading:
             raise BadArgument(f"the format is {excerpt(self.format, 40)}; it must be one of {_NAMES}")
         if self.encoding is not None:
             try:
-                codecs.lookup(self.encoding)
+                "".encode(self.encoding)  # which is not done by a codec of bytes, such as hex
             except LookupError as error:
                 raise BadArgument(f"no encoding is called {excerpt(self.encoding, 40)}; utf-8, latin-1 and utf-16 are") from error
-        for name, allowed in (("delimiter", self.delimiter is None or len(self.delimiter) == 1), ("quote", len(self.quote) < 2)):
+        for name, allowed in (
+            ("delimiter", self.delimiter is None or (len(self.delimiter) == 1 and self.delimiter not in "\r\n")),
+            ("quote", len(self.quote) < 2),
+        ):
             if not allowed:
                 raise BadArgument(f"the {name} must be one character, not {excerpt(getattr(self, name), 40)}")
         if self.names is not None and len({*self.names}) < len(self.names):
@@ -98,7 +105,7 @@ class Reading:
         of_csv = [field.name for field in fields(self)[2:] if getattr(self, field.name) != field.default]
         if of_csv and format != "csv":
             raise BadArgument(f"{of_csv[0]} is for CSV, but the format is {format}", path=name)
-        if self.encoding and format in ("parquet", "avro"):
+        if self.encoding and format == "parquet":
             raise BadArgument(f"encoding is for texts, but the format is {format}", path=name)
         return format
 
@@ -124,7 +131,6 @@ def records_of(file: BinaryIO, name: str, reading: Reading, tell: Callable[[str]
     ``json``    each element of an array, or each of the values that follow each other
     ``csv``     a row for each line, by the names in the first one; its values are texts, or None where ``null`` stands
     ``parquet`` a row for each of its rows (needs pyarrow)
-    ``avro``    a row for each of its records (needs fastavro)
     =========== ============================================================================================================
 
     Blank lines are left out. ``tell`` is given what was found: a delimiter, and how many lines were blank. Raises `BadRecord`
@@ -135,8 +141,6 @@ def records_of(file: BinaryIO, name: str, reading: Reading, tell: Callable[[str]
     try:
         if format == "parquet":
             yield from rows_of_parquet(opened, name)
-        elif format == "avro":
-            yield from rows_of_avro(opened, name)
         elif format == "csv":
             yield from _csv(opened, name, reading, tell)
         elif format == "json":
@@ -188,6 +192,33 @@ class _Raw(io.RawIOBase):
 
     def tell(self) -> int:
         return int(self._file.tell())
+
+
+class _Parts(io.RawIOBase):
+    """What bzip2 or xz has packed, part after part. (Python's own readers pass over a damaged part, and all behind it.)"""
+
+    def __init__(self, file: BinaryIO, make: Callable[[], Any]) -> None:
+        self._file, self._make, self._part, self._rest = file, make, make(), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        while True:
+            if self._part.eof:
+                self._rest = (self._part.unused_data or self._file.read(1 << 16)).lstrip(b"\0")  # xz may pad with zeros
+                if not self._rest:
+                    return 0
+                self._part = self._make()
+            if self._part.needs_input and not self._rest and not (block := self._file.read(1 << 16)):
+                raise EOFError("it ends in the middle")
+            elif self._part.needs_input and not self._rest:
+                self._rest = block
+            data = self._part.decompress(self._rest, len(target))
+            self._rest = b""
+            if data:
+                target[: len(data)] = data
+                return len(data)
 
 
 # Texts
@@ -346,12 +377,13 @@ def _csv(file: BinaryIO, name: str, reading: Reading, tell: Callable[[str], None
     text = _text(file, reading.encoding)
     rows = csv.reader([])
     try:
+        csv.field_size_limit(LONGEST)
         lines = _limited(text, name)
         first = list(islice(lines, _SAMPLE))
         delimiter = reading.delimiter or _delimiter(first, reading.quote, name)
         style: dict[str, Any] = {"quotechar": reading.quote} if reading.quote else {"quoting": csv.QUOTE_NONE}
         rows = csv.reader(chain(first, lines), strict=True, delimiter=delimiter, **style)
-        names = list(reading.names or next(rows, []))
+        names = list(reading.names or next(filter(None, rows), []))
         if len(set(names)) < len(names):
             raise BadRecord("the first line has a column twice. Nothing was stored", path=name)
         if missing := [*set(reading.decimal_comma) - set(names)]:
@@ -377,17 +409,18 @@ def _csv(file: BinaryIO, name: str, reading: Reading, tell: Callable[[str], None
 
 
 def _delimiter(lines: list[str], quote: str, name: str) -> str:
-    """The one that divides each of the first lines into as many fields, and into the most; a comma if none does."""
+    """The one that divides each of the first lines into as many fields as the first one, or else that line, and into the most."""
     if _ending(name) == ".tsv":
         return "\t"
-    most, found = 1, ","
-    for delimiter in _DELIMITERS:
+
+    def fit(delimiter: str) -> tuple[bool, int]:
         style: dict[str, Any] = {"quotechar": quote} if quote else {"quoting": csv.QUOTE_NONE}
         rows = [row for row in csv.reader(lines, delimiter=delimiter, **style) if row]
         complete = rows[:-1] if len(lines) == _SAMPLE and len(rows) > 1 else rows  # the last one may go on behind the sample
-        if len(widths := {len(row) for row in complete}) == 1 and (width := widths.pop()) > most:
-            most, found = width, delimiter
-    return found
+        fields = len(rows[0]) if rows else 1
+        return fields > 1 and {len(row) for row in complete} == {fields}, fields
+
+    return max(_DELIMITERS, key=fit)  # of those that fit alike the first one
 
 
 def _value(text: str, column: str, reading: Reading) -> str | None:

@@ -1,4 +1,4 @@
-"""Rows as records: of Parquet, Avro and Arrow, with values as JSON has them."""
+"""Rows as records: of Parquet and Arrow, with values as JSON has them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def rows_of_parquet(file: BinaryIO, name: str) -> Iterator[Row]:
             shutil.copyfileobj(file, source)
         for batch in pq.ParquetFile(source).iter_batches(_ROWS):
             yield from rows_of_arrow([batch])
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise BadRecord(f"not Parquet that can be read: {_said(error)}. Nothing was stored", path=name) from error
 
 
@@ -91,19 +91,6 @@ def _micros(kind: Any) -> Any:
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
         return pa.timestamp("us", kind.tz)
     return pa.time64("us") if pa.types.is_time64(kind) else kind
-
-
-def rows_of_avro(file: BinaryIO, name: str) -> Iterator[Row]:
-    """The records of an open file. Raises `BadRecord`, `BadArgument` if fastavro is missing."""
-    try:
-        import fastavro
-    except ImportError as error:
-        raise needs("fastavro", name) from error
-    try:
-        for record in fastavro.reader(file):
-            yield plain(record) if isinstance(record, Mapping) else {"value": plain(record)}
-    except (ValueError, EOFError, KeyError, IndexError, TypeError) as error:
-        raise BadRecord(f"not Avro that can be read: {_said(error)}. Nothing was stored", path=name) from error
 
 
 def plain(value: Any) -> Any:
