@@ -39,7 +39,7 @@ def away_at(files: Files, path: str, batch: Batch | BatchState) -> str | None:
 
 
 def check_home(files: Files, path: str, batch: Batch | BatchState) -> None:
-    """Raise `Corrupt` if files of the batch are at its other place. (Of an acknowledged one, somebody may have brought them back.)"""
+    """Raise `Corrupt` if files of the batch, which is not acknowledged, are at its other place."""
     if batch.state != "acked" and (there := away_at(files, path, batch)) is not None:
         what = f"files of batch {batch.id} are in {there}, where they do not belong; `qewqew repair` moves them back"
         raise Corrupt(what, path=directory_of(path, batch))
