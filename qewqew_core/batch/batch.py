@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from qewqew_core import arguments
 from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.batch_state import BatchState
-from qewqew_core.batch.manifest import Manifest
 from qewqew_core.batch.publishing import publish
 from qewqew_core.clock import Clock
 from qewqew_core.disk.descriptors import NotCopied
@@ -96,17 +95,10 @@ class Batch(NotCopied):
 
     def _records(self) -> Iterator[bytes | Message]:
         with self._reading() as directory:
-            body = self._manifest(directory)
+            body = manifest.load_of(directory, self.id, self.records, self.bytes)
             for segment in body.segments:
                 for records in segments.read_records(directory, body, segment):
                     yield from records
-
-    def _manifest(self, directory: str) -> Manifest:
-        """Raises `Corrupt` if it is that of another batch: somebody has exchanged directories, or restored an old one."""
-        body = manifest.load(os.path.join(directory, manifest.MANIFEST))
-        if (body.id, body.records, body.bytes) != (self.id, self.records, self.bytes):
-            raise Corrupt(f"the manifest is not that of batch {self.id} with {self.records} records", path=directory)
-        return body
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[str]:
@@ -148,7 +140,7 @@ class Batch(NotCopied):
         gone. Who gives ``manifest_path`` to another program looks before.
         """
         with self._reading() as directory:
-            self._manifest(directory)
+            manifest.load_of(directory, self.id, self.records, self.bytes)
 
     def publish(
         self,
@@ -162,7 +154,7 @@ class Batch(NotCopied):
         The batch itself does not change: acknowledge it when the work on the copy is done. Raises `BatchExpired` too.
         """
         with self._reading() as directory:
-            self._manifest(directory)
+            manifest.load_of(directory, self.id, self.records, self.bytes)
             return publish(directory, url, options=options, progress=progress)
 
     def __len__(self) -> int:

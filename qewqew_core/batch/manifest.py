@@ -312,6 +312,17 @@ def _check_segment(segment: Segment, layout: str, partial: bool, where: str, pat
             raise BadManifest(f"{where}checksum {excerpt(checksum, 80)} is not eight hex digits", path=path)
 
 
+def load_of(directory: str, id: str, records: int, size: int) -> Manifest:
+    """The manifest in the directory of the batch with this id; ``size``: its payload in bytes.
+
+    Raises as `load`, and `Corrupt` if it is that of another batch: somebody has exchanged directories, or restored an old one.
+    """
+    found = load(os.path.join(directory, MANIFEST))
+    if (found.id, found.records, found.bytes) != (id, records, size):
+        raise Corrupt(f"the manifest is not that of batch {id} with {records} records", path=directory)
+    return found
+
+
 def _check_files(store: Store, manifest: Manifest, path: str, listed: Mapping[str, int | None]) -> None:
     """Raise `BadManifest` if a segment's file is not there, is not a regular file, or is too short."""
     # A listing of many pages may have passed the segment's place before it was there.

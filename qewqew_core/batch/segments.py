@@ -219,13 +219,11 @@ def read_batch(files: Files, directory: str, batch: BatchState) -> Iterator[list
     with suppress(FileNotFoundError), refusing(directory, "batch"):
         files.check_ours(os.path.join(directory, MANIFEST))
     try:
-        body = manifest.load(directory)
+        body = manifest.load_of(directory, batch.id, batch.records, batch.bytes)
     except BadManifest as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
         what = f"the files of batch {batch.id} are missing: somebody removed them. `qewqew repair` restores what can be had"
         raise BadManifest(what, path=error.__cause__.filename or directory) from error
-    if (body.id, body.records, body.bytes) != (batch.id, batch.records, batch.bytes):
-        raise Corrupt(f"the manifest is not that of batch {batch.id} with {batch.records} records", path=directory)
     for segment in body.segments:
         yield from read_records(directory, body, segment)

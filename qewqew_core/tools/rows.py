@@ -58,6 +58,8 @@ def rows_of_parquet(file: BinaryIO, name: str) -> Iterator[Row]:
         for batch in pq.ParquetFile(source).iter_batches(_ROWS):
             yield from rows_of_arrow([batch])
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if getattr(error, "errno", None) is not None:  # it is the disk, or the store
+            raise
         raise BadRecord(f"not Parquet that can be read: {_said(error)}. Nothing was stored", path=name) from error
 
 

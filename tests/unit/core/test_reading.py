@@ -244,16 +244,24 @@ def test_zstandard_is_read_by_its_first_bytes() -> None:
         read(packed[:9] + b"?" * 20, "x.csv.zst")
 
 
-def test_a_disk_that_fails_is_not_called_damage() -> None:
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.csv", "x.parquet"])
+def test_a_disk_that_fails_is_not_called_damage(name: str) -> None:
     class Failing(io.RawIOBase):
+        def __init__(self) -> None:
+            self._begin = b"[1,\n2,\n"
+
         def readable(self) -> bool:
             return True
 
         def readinto(self, target: Any) -> int:
-            raise OSError(5, "Input/output error")
+            if not self._begin:
+                raise OSError(5, "Input/output error")
+            data, self._begin = self._begin, b""
+            target[: len(data)] = data
+            return len(data)
 
     with pytest.raises(OSError, match="Input/output error"):
-        list(records_of(Failing(), "x.jsonl", Reading(), print))  # type: ignore[arg-type]
+        list(records_of(Failing(), name, Reading(), print))  # type: ignore[arg-type]
 
 
 def test_what_is_a_file_of_the_format_may_have_no_seek() -> None:
