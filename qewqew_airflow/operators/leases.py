@@ -28,38 +28,11 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class QewQewLeaseOperator(BaseOperator):
-    """Leases one batch of a queue, or of a reader of a topic, under the task's key (`task_key`), for the tasks that follow.
-
-    Follow it with the tasks that work on the batch, then with `QewQewAckOperator` and `QewQewNackOperator`. Give both this
-    task's output. Every try of this task, and the cleared task, leases the same batch again. That includes a batch that was
-    acknowledged, which is then processed again, and one that was returned, unless another run has it by now
-    (`BatchConflict`). If there is nothing to lease, the task and those that follow are skipped. Each mapped task and each
-    run has its own batch.
-
-    Nothing extends the lease after this task has ended, so ``lease_timeout`` must cover all the work, with retries and
-    waiting. When it is over, the next lease in any run gets the batch, and the acknowledgement fails. Without it the lease
-    lasts until the batch is acknowledged or returned.
-
-    Returns (XCom) connection, queue (or topic and reader), batch_id, key, attempt, records, bytes, and manifest: the path
-    on this worker of the batch's manifest, which `qewqew_core.batch.manifest.load` and Spark's format ``qewqew`` read.
-
-    :param queue_name: file name of the queue in the connection's directory (templated)
-    :param topic: instead of queue_name: name of the topic there (templated)
-    :param reader: whose messages of the topic are leased (templated)
-    :param filter: which tags these have (templated); without it the reader keeps its filter
-    :param start: where a new reader begins: "oldest", "latest", the number of a message, or a datetime
-    :param max_records: at most this many records in the batch (templated)
-    :param max_bytes: at most this many bytes in the batch (templated)
-    :param lease_timeout: timedelta or seconds, from 1 s
-    :param qewqew_conn_id: the connection (templated)
-
-    Raises `BadArgument`, `BadPath`, `Locked`, `BatchConflict`; fails without retries if the batch has expired.
-    """
+class LeasingOperator(BaseOperator):
+    """What operators have in common that lease one batch: from where, and how much."""
 
     template_fields: Sequence[str] = ("queue_name", "topic", "reader", "filter", "start", *LIMITS, "qewqew_conn_id")
     operator_extra_links = (QewQewLink(),)
-    ui_color = "#fff2cc"
 
     def __init__(
         self,
@@ -88,6 +61,46 @@ class QewQewLeaseOperator(BaseOperator):
         self._source()
         read_arguments(self, LIMITS)
 
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:
+        from qewqew_airflow.shared.lineage import lineage, of_queue
+
+        return lineage(inputs=[of_queue(self.qewqew_conn_id, str(self.queue_name or self.topic))])
+
+    def _source(self) -> Source:
+        return Source(self.queue_name, self.topic, self.reader, self.filter, self.start)
+
+
+class QewQewLeaseOperator(LeasingOperator):
+    """Leases one batch of a queue, or of a reader of a topic, under the task's key (`task_key`), for the tasks that follow.
+
+    Follow it with the tasks that work on the batch, then with `QewQewAckOperator` and `QewQewNackOperator`. Give both this
+    task's output. Every try of this task, and the cleared task, leases the same batch again. That includes a batch that was
+    acknowledged, which is then processed again, and one that was returned, unless another run has it by now
+    (`BatchConflict`). If there is nothing to lease, the task and those that follow are skipped. Each mapped task and each
+    run has its own batch.
+
+    Nothing extends the lease after this task has ended, so ``lease_timeout`` must cover all the work, with retries and
+    waiting. When it is over, the next lease in any run gets the batch, and the acknowledgement fails. Without it the lease
+    lasts until the batch is acknowledged or returned.
+
+    Returns (XCom) connection, queue (or topic and reader), batch_id, key, attempt, records, bytes, and manifest: the path
+    on this worker of the batch's manifest, which `qewqew_core.batch.manifest.load` and Spark's format ``qewqew`` read.
+
+    :param queue_name: file name of the queue in the connection's directory (templated)
+    :param topic: instead of queue_name: name of the topic there (templated)
+    :param reader: whose messages of the topic are leased (templated)
+    :param filter: which tags these have (templated); without it the reader keeps its filter
+    :param start: where a new reader begins: "oldest", "latest", the number of a message, or a datetime
+    :param max_records: at most this many records in the batch (templated)
+    :param max_bytes: at most this many bytes in the batch (templated)
+    :param lease_timeout: timedelta or seconds, from 1 s
+    :param qewqew_conn_id: the connection (templated)
+
+    Raises `BadArgument`, `BadPath`, `Locked`, `BatchConflict`; fails without retries if the batch has expired.
+    """
+
+    ui_color = "#fff2cc"
+
     @no_retry_for_the_hopeless()
     def execute(self, context: Context) -> dict[str, Any]:
         hook, source = QewQewHook(self.qewqew_conn_id), self._source()
@@ -96,14 +109,6 @@ class QewQewLeaseOperator(BaseOperator):
         batch = leased.batch
         names = {"connection": self.qewqew_conn_id, **source.names()}
         return {**names, **numbers(batch), **leased.oldest, "key": batch.key, "manifest": batch.manifest_path}
-
-    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:
-        from qewqew_airflow.shared.lineage import lineage, of_queue
-
-        return lineage(inputs=[of_queue(self.qewqew_conn_id, str(self.queue_name or self.topic))])
-
-    def _source(self) -> Source:
-        return Source(self.queue_name, self.topic, self.reader, self.filter, self.start)
 
 
 class _EndLeaseOperator(BaseOperator):

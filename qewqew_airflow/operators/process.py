@@ -5,11 +5,9 @@ from __future__ import annotations
 import _thread
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowSkipException
-from airflow.sdk import BaseOperator
 
 try:
     from airflow.sdk.bases.decorator import determine_kwargs
@@ -21,20 +19,19 @@ from qewqew_airflow.assets.qewqew import write_counts
 from qewqew_airflow.errors import LeaseLost, no_retry_for_the_hopeless
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import task_key
-from qewqew_airflow.links.qewqew import QewQewLink
 from qewqew_airflow.operators.batch import is_last_try, lease, numbers, return_leased
+from qewqew_airflow.operators.leases import LeasingOperator
 from qewqew_airflow.shared.records import awaited
-from qewqew_airflow.shared.source import Source, Start
+from qewqew_airflow.shared.source import Source
 from qewqew_core import BadArgument
 
 if TYPE_CHECKING:
-    from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import Context
 
 BATCH = "batch"  # the parameter of the function that gets it
 
 
-class QewQewProcessOperator(BaseOperator):
+class QewQewProcessOperator(LeasingOperator):
     """Leases one batch, calls a function with it, and acknowledges it when the function has returned.
 
     The function has a parameter ``batch``, a `Batch`: iterate over it for the records (of a topic: over ``batch.messages()``).
@@ -63,12 +60,9 @@ class QewQewProcessOperator(BaseOperator):
     Raises `BadArgument`, `BadPath`, `Locked`, `BatchConflict`, `LeaseLost`, and what the function raises.
     """
 
-    template_fields: Sequence[str] = (
-        *("queue_name", "topic", "reader", "filter", "start", *LIMITS, "op_args", "op_kwargs", "qewqew_conn_id"),
-    )
+    template_fields: Sequence[str] = (*LeasingOperator.template_fields, "op_args", "op_kwargs")
     template_fields_renderers = {"op_args": "py", "op_kwargs": "py"}  # noqa: RUF012  (as Airflow declares it)
     shallow_copy_attrs: Sequence[str] = ("python_callable", "op_args", "op_kwargs")
-    operator_extra_links = (QewQewLink(),)
     ui_color = "#d9ead3"
 
     def __init__(
@@ -77,32 +71,12 @@ class QewQewProcessOperator(BaseOperator):
         python_callable: Callable[..., Any],
         op_args: Sequence[Any] | None = None,
         op_kwargs: Mapping[str, Any] | None = None,
-        queue_name: str | None = None,
-        topic: str | None = None,
-        reader: str | None = None,
-        filter: str | None = None,
-        start: Start = "oldest",
-        max_records: int | str | None = None,
-        max_bytes: int | str | None = None,
-        lease_timeout: timedelta | float | str | None = None,
-        qewqew_conn_id: str = QewQewHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.python_callable = python_callable
         self.op_args = op_args
         self.op_kwargs = op_kwargs
-        self.queue_name = queue_name
-        self.topic = topic
-        self.reader = reader
-        self.filter = filter
-        self.start = start
-        self.max_records: Any = max_records
-        self.max_bytes: Any = max_bytes
-        self.lease_timeout: Any = lease_timeout
-        self.qewqew_conn_id = qewqew_conn_id
-        self._source()
-        read_arguments(self, LIMITS)
         parameters = inspect.signature(python_callable).parameters
         if BATCH not in parameters and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
             name = getattr(python_callable, "__name__", python_callable)
@@ -142,11 +116,3 @@ class QewQewProcessOperator(BaseOperator):
             ti = context["ti"]
             said = "Try %d of %d failed: a lease under %s stays for the next try"
             self.log.info(said, ti.try_number, ti.max_tries + 1, key)
-
-    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:
-        from qewqew_airflow.shared.lineage import lineage, of_queue
-
-        return lineage(inputs=[of_queue(self.qewqew_conn_id, str(self.queue_name or self.topic))])
-
-    def _source(self) -> Source:
-        return Source(self.queue_name, self.topic, self.reader, self.filter, self.start)
