@@ -163,3 +163,11 @@ def test_many_texts_at_once_have_the_values_that_each_has_alone(spark: SparkSess
     records = [json.dumps({"value": value}).encode() for value in TYPES[kind] * 20]
     alone = our_rows(records, schema, codec="json", fromTexts="true", size=1)
     assert list(map(repr, our_rows(records, schema, codec="json", fromTexts="true"))) == list(map(repr, alone))
+
+
+def test_a_frame_of_spark_stands_for_its_rows(spark: SparkSession) -> None:
+    from qewqew_airflow.shared.records import is_frame, rows_of_frame
+
+    frame = spark.sql("SELECT id, date'2026-11-24' AS day, named_struct('a', 1.50BD) AS of FROM range(3) ORDER BY id")
+    assert is_frame(frame)
+    assert list(rows_of_frame(frame)) == [{"id": number, "day": "2026-11-24", "of": {"a": "1.50"}} for number in range(3)]
