@@ -95,7 +95,7 @@ _NAMED = (
     rf"|(?P<name>(?>[\w.%-]+))(?:(?P<sign>(?:{_QUOTE}\]?|&\w{{2,4}};|(?:,[\w ,]{{1,99}})?\)(?==))?{_SIGN})"
     rf"|(?P<xml>(?=(?:\s{{1,9}}[\w:.-]{{1,40}}=[\"'][^\"'<>]{{0,200}}[\"']){{0,9}}\s{{0,9}}>))|(?P<sql>\s{{1,9}}{_STRING})"
     rf"|(?P<call>\((?=b?{_QUOTE}))|(?P<pair>{_QUOTE}\s{{0,9}},\s{{0,9}}(?=b?{_QUOTE}))"
-    r"|(?P<conf>[ \t]{1,40}(?:\|[ \t]{1,9})?(?=[^\s|:=]+[ \t]*(?m:$)))))"
+    r"|(?P<conf>[ \t]{1,40}(?:\|[ \t]{1,9})?(?=[^\s|:=]+={0,2}[ \t]*(?m:$)))))"
 )
 _PREFIX = re.compile(r"""(?:[bBfFrRuUeEnNxX]{1,2}|[uU]&)(?=["'](?!\s?[,:)\]}]))""")  # b'…', E'…', U&'…'
 _OPENS = re.compile(r"""(?:[A-Za-z]\w{0,40}(?=\(\s{0,9}[bru]?["']))?[\[(]|\{(?=\s{0,9}["'])""")  # SecretStr('…'), ['…'], {'…'
@@ -138,7 +138,7 @@ _ALONE = (  # what needs no name
     r"\b(?i:authorization\W{1,9}digest)\s[^\n]{0,400}?\b(?i:response)=[\"']?(?P<digest>[^\s\"',]+)",
     # by their shape: JWT, GitHub, GitLab, Slack, Vault, Databricks, AWS' temporary ones, Stripe, npm, Google, SendGrid
     r"\b(?P<shape>eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|gh[pousr]_\w{20,}|github_pat_\w{20,}|gl[a-z]{2,5}-[\w-]{20,}|x(?:ox[a-z](?:\.xox[a-z])?|app)-[\w%-]{10,}"
-    r"|hv[sbr]\.[\w-]{20,}|(?<![\w.])s\.(?=[A-Za-z]*\d)(?=\w*[A-Z])[A-Za-z0-9]{24}(?![\w(.])|dapi[0-9a-f]{32}"
+    r"|hv[sbr]\.[\w-]{20,}|(?<![\w.])s\.(?=[A-Za-z]*\d)(?=\w*[A-Z])[A-Za-z0-9]{24}(?![\w(]|\.\w)|dapi[0-9a-f]{32}"
     r"|[sr]k_(?:live|test)_\w{10,}|whsec_[\w+/=]{10,}|npm_\w{30,}|AIza[\w-]{35}"
     r"|ya29\.[\w.-]{20,}|GOCSPX-[\w-]{20,}|1//0[\w-]{20,}|SG\.[\w-]{16,}\.[\w-]{16,})",
     rf"\b(?:(?i:{_BY})(?=[ENX]?['\"]|\$)|IDENTIFIED(?i:{_BY[10:]})|(?i:(?:user|role)\s{{1,9}}\S{{1,64}}\s{{1,9}}{_BY}"

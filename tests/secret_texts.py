@@ -154,6 +154,7 @@ LISTED = [
 ]
 LINES = [f"{each}{SECRET}" for each in ("spark.hadoop.fs.s3a.secret.key ", "ENV PASSWORD ", "password   | ", "setenv API_KEY\t")]
 LINES += [f"{each} {SECRET}" for each in ("passphrase", "apikey", "accessKey", "secretAccessKey", "ENV passphrase")]
+LINES += [f"client_secret {SECRET}==", f"api.key {SECRET}="]
 # and which nobody listed
 OTHERS = [
     *(f"bindpw={SECRET}", f"olcRootPW: {SECRET}", f"smtpPw={SECRET}", f"db_pw: {SECRET}"),

@@ -95,7 +95,7 @@ class Batch(NotCopied):
 
     def _records(self) -> Iterator[bytes | Message]:
         with self._reading() as directory:
-            body = manifest.load_of(directory, self.id, self.records, self.bytes)
+            body = manifest.load_of(directory, self.id, self.records, self.bytes, self.made)
             for segment in body.segments:
                 for records in segments.read_records(directory, body, segment):
                     yield from records
@@ -140,7 +140,7 @@ class Batch(NotCopied):
         gone. Who gives ``manifest_path`` to another program looks before.
         """
         with self._reading() as directory:
-            manifest.load_of(directory, self.id, self.records, self.bytes)
+            manifest.load_of(directory, self.id, self.records, self.bytes, self.made)
 
     def publish(
         self,
@@ -154,7 +154,7 @@ class Batch(NotCopied):
         The batch itself does not change: acknowledge it when the work on the copy is done. Raises `BatchExpired` too.
         """
         with self._reading() as directory:
-            manifest.load_of(directory, self.id, self.records, self.bytes)
+            manifest.load_of(directory, self.id, self.records, self.bytes, self.made)
             return publish(directory, url, options=options, progress=progress)
 
     def __len__(self) -> int:

@@ -32,6 +32,13 @@ class Block:
     on_disk: int = 0  # bytes that their files took when they were acknowledged
     lines: bytes = b""
 
+    @classmethod
+    def logged(cls, count: int, records: int, size: int, on_disk: int, lines: bytes) -> Block:
+        """As a log has it. Raises `ValueError` if it says that there are more batches, or fewer."""
+        if count != (found := lines.count(b"\n")):
+            raise ValueError(f"{found} acknowledged batches are said to be {count}")
+        return cls(count, records, size, on_disk, lines)
+
     def each(self) -> list[bytes]:
         return self.lines.split(b"\n")[1:]
 

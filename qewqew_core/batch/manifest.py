@@ -143,9 +143,8 @@ def describing(
     filter: str | None = None,
 ) -> Manifest:
     """The manifest of a batch with its present owner and attempt."""
-    created = arguments.moment(batch.created).to_rfc3339_string().replace("+00:00", "Z")
-    numbers = batch.attempt, batch.records, batch.bytes
-    return Manifest(batch.id, batch.keys[-1], queue, created, *numbers, tuple(segments), layout, reader, dialect, filter)
+    ids, numbers = (batch.id, batch.keys[-1], queue), (batch.attempt, batch.records, batch.bytes)
+    return Manifest(*ids, _moment(batch.created), *numbers, tuple(segments), layout, reader, dialect, filter)
 
 
 def manifest_path(path: str | os.PathLike[str]) -> str:
@@ -312,15 +311,21 @@ def _check_segment(segment: Segment, layout: str, partial: bool, where: str, pat
             raise BadManifest(f"{where}checksum {excerpt(checksum, 80)} is not eight hex digits", path=path)
 
 
-def load_of(directory: str, id: str, records: int, size: int) -> Manifest:
-    """The manifest in the directory of the batch with this id; ``size``: its payload in bytes.
+def load_of(directory: str, id: str, records: int, size: int, created: int) -> Manifest:
+    """The manifest in the directory of the batch with this id; ``size``: its payload in bytes; ``created``: epoch milliseconds.
 
-    Raises as `load`, and `Corrupt` if it is that of another batch: somebody has exchanged directories, or restored an old one.
+    Raises as `load`, and `Corrupt` if it is that of another batch.
     """
     found = load(os.path.join(directory, MANIFEST))
-    if (found.id, found.records, found.bytes) != (id, records, size):
-        raise Corrupt(f"the manifest is not that of batch {id} with {records} records", path=directory)
+    if (found.id, found.records, found.bytes, found.created) != (id, records, size, _moment(created)):
+        it_is = f"{excerpt(found.id, 80)} with {found.records} records, made at {excerpt(found.created, 40)}"
+        what = f"the manifest is not that of batch {id} with {records} records, made at {_moment(created)}, but of {it_is}"
+        raise Corrupt(f"{what}: somebody has exchanged directories, or brought back an old one", path=directory)
     return found
+
+
+def _moment(milliseconds: int) -> str:
+    return arguments.moment(milliseconds).to_rfc3339_string().replace("+00:00", "Z")
 
 
 def _check_files(store: Store, manifest: Manifest, path: str, listed: Mapping[str, int | None]) -> None:

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING
 from qewqew_core.batch import manifest
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import Manifest
+from qewqew_core.batch.segments import read_batch
 from qewqew_core.disk.files import Files, write_new
 from qewqew_core.disk.opening import check_kinds, strange
-from qewqew_core.errors import BadPath, Corrupt
+from qewqew_core.errors import BadPath, Corrupt, QewQewError
 from qewqew_core.keys import key_hash
 
 if TYPE_CHECKING:
     from qewqew_core.batch.batch import Batch
 
 BATCHES, DEAD, DAMAGED = ".batches", ".dead", ".damaged"  # what the names of these directories end with
+_ON_ITS_WAY = ".moving"
 # In them, in NAME.lease and in NAME.spill: manifests, blocks of topics, what sessions have put; chunks, behind a queue's name
 _OURS, _CHUNK = re.compile(r"manifest[.]json([.]tmp)?|[0-9]{20}[.]zbus|[0-9]+[.][0-9]+"), re.compile("[1-9][0-9]{0,4}")
 
@@ -43,6 +45,34 @@ def check_home(files: Files, path: str, batch: Batch | BatchState) -> None:
     if batch.state != "acked" and (there := away_at(files, path, batch)) is not None:
         what = f"files of batch {batch.id} are in {there}, where they do not belong; `qewqew repair` moves them back"
         raise Corrupt(what, path=directory_of(path, batch))
+
+
+def bring_home(files: Files, path: str, batches: Iterable[BatchState]) -> list[tuple[str, str]]:
+    """Move the directories of batches back that somebody has renamed, or exchanged with one another; returns from, to.
+
+    What is moved holds a whole batch, which each byte proves, and no other directory is in its place but one that is moved too.
+    """
+    known = {batch.id: batch for batch in batches}
+    homes = [path + suffix for suffix in (BATCHES, DEAD)]
+    moves: dict[str, str] = {}  # to, from
+    for directory in (place for place, is_batch in names_in(files, *homes) if is_batch and files.is_directory(place)):
+        with contextlib.suppress(QewQewError, OSError):
+            batch = known.get(manifest.load(directory).id)
+            if batch is not None and batch.id != os.path.basename(directory):
+                for _ in read_batch(files, directory, batch):
+                    pass
+                moves.setdefault(directory_of(path, batch), directory)
+    while stay := [home for home in moves if files.exists(home) and home not in moves.values()]:
+        for home in stay:
+            del moves[home]
+    for directory in moves.values():  # a kill in between leaves directories that the next one finds here
+        files.rename(directory, directory + _ON_ITS_WAY)
+    for home, directory in moves.items():
+        make_home(files, path, os.path.dirname(home).removeprefix(path))
+        files.rename(directory + _ON_ITS_WAY, home)
+    for home in filter(files.is_directory, homes if moves else []):
+        files.sync_directory(home)
+    return [(directory, home) for home, directory in moves.items()]
 
 
 def write_manifest(files: Files, directory: str, body: Manifest) -> None:

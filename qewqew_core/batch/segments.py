@@ -219,7 +219,7 @@ def read_batch(files: Files, directory: str, batch: BatchState) -> Iterator[list
     with suppress(FileNotFoundError), refusing(directory, "batch"):
         files.check_ours(os.path.join(directory, MANIFEST))
     try:
-        body = manifest.load_of(directory, batch.id, batch.records, batch.bytes)
+        body = manifest.load_of(directory, batch.id, batch.records, batch.bytes, batch.created)
     except BadManifest as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise

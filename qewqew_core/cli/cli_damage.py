@@ -87,7 +87,7 @@ def verify(path: Path, dialect: WhichDialect = None, lock_timeout: LockTimeout =
             terminal.print_line(f"nothing refers to it, see `qewqew orphans list {path}`: {orphan}")
         sums = [counted(report.files, "file"), counted(report.batches, "batch", "batches"), sized(report.bytes)]
         found = "no problems" if report.ok else counted(len(report.problems) + len(report.strange), "problem")
-        terminal.print_line(f"{found}: {counted(report.records, 'record')} are correct ({', '.join(sums)})")
+        terminal.print_line(f"{found}: {counted(report.records, 'correct record')} ({', '.join(sums)})")
         if report.unchecked:
             terminal.print_line(
                 f"{sized(report.unchecked)} have no checksum: a zbus server wrote them, or the log with the checksum was lost"

@@ -31,9 +31,9 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
+from qewqew_core.checksum import Parts, crc_of_front
 from qewqew_core.crc import crc32
 from qewqew_core.disk import lock
-from qewqew_core.disk.checksum import Parts, crc_of_front
 from qewqew_core.disk.descriptors import Descriptors, NotCopied, close_all, close_first
 from qewqew_core.disk.files import Files, write_new
 from qewqew_core.disk.opening import moved, opening, remedy

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
+from qewqew_core.checksum import crcs_of_rest
 from qewqew_core.clock import Clock
 from qewqew_core.formats import chunk
 from qewqew_core.formats.sparse_index import IndexEntry
@@ -150,6 +151,24 @@ class Chunk:
         self.index = []
         self.consumed.clear()
         self.unavailable.clear()
+
+    def leased(self, crc_of_taken: int) -> Chunk:
+        """The chunk as a whole segment of a batch: its base is the head, so nobody needs the bytes before that any more.
+
+        ``crc_of_taken``: of the bytes base..head. Raises ValueError if records behind the head are taken.
+        """
+        if self.consumed:
+            raise ValueError(f"chunk {self.id} is leased whole, but records are taken behind its head")
+        if self.head == self.base:
+            return replace(self, size=self.tail)  # the unused rest of the file is given back
+        behind = [entry for entry in self.pieces if entry.offset > self.head]
+        ends = [*((entry.offset, entry.crc) for entry in behind), (self.tail, self.crc)]
+        *inside, crc = crcs_of_rest(crc_of_taken, self.head, ends)
+        index = [self.oldest()._replace(offset=self.head, records=0, crc=0)]
+        for entry, before in zip(behind, inside, strict=True):
+            index.append(entry._replace(records=entry.records - self.taken, crc=before))
+        total = self.total - self.taken
+        return replace(self, size=self.tail, base=self.head, taken=0, total=total, crc=crc, index=index)
 
     def piece_of(self, offset: int) -> int:
         """The index of the piece that ``offset`` lies in (base <= offset < tail)."""

@@ -7,6 +7,7 @@ crash `check_moves` looks first: something may be missing that only damage takes
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_operations import LeaseAgain
@@ -17,9 +18,9 @@ from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import chunk
+from qewqew_core.formats.chunk_state import Cut
 from qewqew_core.queue import paths
 from qewqew_core.queue.operations import JsonOperation, Lease, PutBack
-from qewqew_core.queue.reading import crcs_of_unread
 from qewqew_core.queue.state import State
 
 
@@ -28,16 +29,15 @@ def segment_file(path: str, chunk_id: int) -> str:
     return os.path.basename(chunk.chunk_path(path, chunk_id))
 
 
-def manifest_of(files: Files, path: str, batch: BatchState, segment_paths: list[str]) -> Manifest:
-    """The manifest of a batch whose segments are at these paths now; raises `Corrupt` as a reader does."""
+def manifest_of(path: str, batch: BatchState) -> Manifest:
+    """The manifest of a batch. No file is read: what its chunks know begins at their heads."""
     segments = []
-    for chunk_state, where in zip(batch.chunks, segment_paths, strict=True):
-        *inside, whole = manifest.checksums(crcs_of_unread(files, where, chunk_state))
-        boundaries = tuple(
-            (entry.offset, entry.records - chunk_state.taken) for entry in chunk_state.pieces if entry.offset > chunk_state.head
-        )
-        name = segment_file(path, chunk_state.id)
-        segments.append(Segment(name, chunk_state.head, chunk_state.tail, chunk_state.records, whole, boundaries, tuple(inside)))
+    for part in batch.chunks:
+        assert part.base == part.head, part
+        *inside, whole = manifest.checksums([*(entry.crc for entry in part.pieces[1:]), part.crc])
+        boundaries = tuple((entry.offset, entry.records) for entry in part.pieces[1:])
+        name = segment_file(path, part.id)
+        segments.append(Segment(name, part.head, part.tail, part.records, whole, boundaries, tuple(inside)))
     return manifest.describing(batch, places.queue_name(path), segments)
 
 
@@ -47,16 +47,14 @@ def check_moves(files: Files, path: str, state: State, last: JsonOperation | Non
         case Lease(batch_id) if not is_moved(files, path, batch_id):
             for chunk_state, (chunk_id, cut) in zip(state.batches[batch_id].chunks, last.parts, strict=True):
                 made = [os.path.join(path + paths.LEASE, segment_file(path, chunk_id))]
-                _check_one_of(files, made if cut else [*made, chunk.chunk_path(path, chunk_id)], chunk_state.tail)
+                if isinstance(cut, int):
+                    made.append(chunk.chunk_path(path, chunk_id))
+                _check_one_of(files, made, chunk_state.tail)
             _check_one_of(files, [os.path.join(path + paths.LEASE, manifest.MANIFEST)], 1)
         case LeaseAgain(batch_id):
             directory = directory_of(path, state.batches[batch_id])
             if not files.is_directory(directory):
                 raise _missing(directory)
-            try:
-                manifest_in_place(files, path, state.batches[batch_id])
-            except FileNotFoundError as error:
-                raise _missing(error.filename) from error
         case PutBack(batch_id, chunks, names):
             homes = [os.path.join(path + suffix, batch_id) for suffix in (places.BATCHES, places.DEAD)]
             for name, chunk_id in zip(names, chunks, strict=True):
@@ -88,7 +86,7 @@ def roll_forward_lease(files: Files, path: str, lease: Lease, batch: BatchState)
     making, home = path + paths.LEASE, make_home(files, path, places.BATCHES)
     if not is_moved(files, path, batch.id):
         for chunk_state, (chunk_id, cut) in zip(batch.chunks, lease.parts, strict=True):
-            if cut:  # the chunk of that name beside the queue has more records
+            if isinstance(cut, Cut):  # the chunk of that name beside the queue has more records
                 continue
             source, target = chunk.chunk_path(path, chunk_id), os.path.join(making, segment_file(path, chunk_id))
             if not files.exists(target):
@@ -119,14 +117,29 @@ def missing_segment(files: Files, path: str, batch: BatchState) -> str | None:
     return None
 
 
-def manifest_in_place(files: Files, path: str, batch: BatchState) -> Manifest:
-    """The manifest of a batch whose files are in its directory."""
-    return manifest_of(files, path, batch, segment_paths(path, batch))
+def batch_directories(files: Files, path: str) -> Iterator[str]:
+    """Those with records; of an acknowledged batch the manifest alone may be kept, for people."""
+    prefix = places.numbered_id(path, 0)[:-16]
+    for home in (path + places.BATCHES, path + places.DEAD):
+        if files.is_directory(home):
+            for name in sorted(files.list(home)):
+                directory = os.path.join(home, name)
+                if not name.startswith(prefix) or not files.is_directory(directory):
+                    continue
+                if any(not name.startswith(manifest.MANIFEST) for name in files.list(directory)):
+                    yield directory
+
+
+def unknown_batches(files: Files, path: str, state: State) -> Iterator[str]:
+    """The directories with records that the log does not know, not even as expired."""
+    known = {*state.batches, *state.history.ids()}
+    known |= {places.numbered_id(path, number) for _, number in state.expired_keys.values()}
+    return (directory for directory in batch_directories(files, path) if os.path.basename(directory) not in known)
 
 
 def roll_forward_manifest(files: Files, path: str, batch: BatchState) -> None:
     """Rewrite the manifest: owner and attempt have changed."""
-    write_manifest(files, directory_of(path, batch), manifest_in_place(files, path, batch))
+    write_manifest(files, directory_of(path, batch), manifest_of(path, batch))
 
 
 def roll_forward_put_back(files: Files, path: str, batch_id: str, moves: list[tuple[str, int]]) -> None:

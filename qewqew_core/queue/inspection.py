@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.batch.manifest import MANIFEST
 from qewqew_core.batch.stats import QueueStats, earliest, of_batches
 from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.files import SMALL, Files, look_into, read_whole
@@ -288,7 +289,7 @@ def without_files(files: Files, path: str, state: State) -> set[str]:
     """The ids of batches whose files somebody has removed."""
 
     def is_whole(batch: BatchState, names: set[str]) -> bool:
-        return names.issuperset(batch_files.segment_file(path, chunk_state.id) for chunk_state in batch.chunks)
+        return names.issuperset((MANIFEST, *(batch_files.segment_file(path, part.id) for part in batch.chunks)))
 
     found = places.without_files(files, path, state.batches.values(), is_whole)
     if found and files.is_directory(path + paths.LEASE):

@@ -64,8 +64,8 @@ def _cut(values: Any) -> Cut:
     return Cut([Span(*span) for span in spans], crc, [IndexEntry(*piece) for piece in pieces])
 
 
-def _parts(values: Any) -> list[tuple[int, Cut | None]]:
-    return [(_chunk_id(chunk_id), _cut(cut) if cut else None) for chunk_id, cut in values]
+def _parts(values: Any) -> list[tuple[int, Cut | int]]:
+    return [(_chunk_id(chunk_id), _cut(what) if isinstance(what, list) else _number(what)) for chunk_id, what in values]
 
 
 def _file(name: Any) -> str:

@@ -330,7 +330,7 @@ def _apply(body: Body, result: Replayed, frame: int) -> None:
                 result.made.update(chunks)
             case Lease(parts=parts):  # what a lease moves was written out before it
                 for chunk_id, cut in parts:
-                    if cut is None:
+                    if isinstance(cut, int):
                         result.redo.pop(chunk_id, None)
                         result.unsynced.pop(chunk_id, None)
             case Believe(header, stored, empty):
@@ -413,10 +413,12 @@ def load(kind: int, body: Body, state: State) -> None:
     elif kind == _BATCH:
         (size,) = _COUNT.unpack_from(body)
         batch = checked(BatchState(**json.loads(bytes(body[4 : 4 + size])), chunks=_unpack_chunks(body[4 + size :])))
+        if any(part.base != part.head for part in batch.chunks):
+            raise ValueError(f"a segment of batch {batch.id} begins before its records")
         state.batches[batch.id] = batch
     elif kind == _HISTORY:
         count, records, size, on_disk = _HISTORY_SUMS.unpack_from(body)
-        state.history.blocks.append(Block(count, records, size, on_disk, bytes(body[_HISTORY_SUMS.size :])))
+        state.history.blocks.append(Block.logged(count, records, size, on_disk, bytes(body[_HISTORY_SUMS.size :])))
     elif kind in (_IDEMPOTENCY_KEYS, _EXPIRED_KEYS):
         keys = state.idempotency_keys if kind == _IDEMPOTENCY_KEYS else state.expired_keys
         keys.update((key, (time, value)) for key, time, value in _KEY.iter_unpack(body))

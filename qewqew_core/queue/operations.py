@@ -71,7 +71,8 @@ class Lease(NamedTuple):
     key: str
     records: int
     bytes: int
-    parts: list[tuple[int, Cut | None]]  # chunk, and what of it; None: all
+    # Chunk, and what of it: a copy; or its file, then the crc of the bytes base..head, which are not read any more.
+    parts: list[tuple[int, Cut | int]]
     lease_timeout: int | None
     retry_delay: int = 0
 

@@ -26,6 +26,7 @@ from qewqew_core.queue import log as logs
 from qewqew_core.queue.chain import Chain
 from qewqew_core.queue.holds import Holds
 from qewqew_core.queue.operations import JsonOperation, Lease, PutBack
+from qewqew_core.queue.reading import crc_of_taken
 from qewqew_core.queue.state import State
 
 NAME_BYTES = 256  # what a directory, and the frame of a commit, may need for each name
@@ -59,7 +60,7 @@ class QueueBatches(Source):
 
     def manifest_of(self, batch: BatchState) -> Manifest:
         self._check_files(batch)
-        return batch_files.manifest_in_place(self.files, self.stem, batch)
+        return batch_files.manifest_of(self.stem, batch)
 
     @property
     def rescue(self) -> str:
@@ -104,7 +105,7 @@ class QueueBatches(Source):
             partial(self._prepare_batch, key, max_records, max_bytes, lease_timeout, retry_delay, most_copied)
         )
         try:
-            self.keep_room(sum(cut is None for _, cut in lease.parts) + 1, len(logs.pack(lease)))
+            self.keep_room(sum(isinstance(cut, int) for _, cut in lease.parts) + 1, len(logs.pack(lease)))
             return lease, self.commit(lease, made)
         except DiskFull:
             places.remove_ours(self.files, self.stem + paths.LEASE)
@@ -124,10 +125,10 @@ class QueueBatches(Source):
             places.make_way(self.files, places.directory_of(self.stem, batch))  # a manifest, kept for people
             places.make_new(self.files, making)
             places.make_home(self.files, self.stem, places.BATCHES)
-            parts, segment_paths = self._take_chunks(batch, making, max_records, max_bytes, most_copied)
+            parts = self._take_chunks(batch, making, max_records, max_bytes, most_copied)
             batch.records = sum(part.records for part in batch.chunks)
             batch.bytes = sum(part.bytes for part in batch.chunks)
-            places.write_manifest(self.files, making, batch_files.manifest_of(self.files, self.stem, batch, segment_paths))
+            places.write_manifest(self.files, making, batch_files.manifest_of(self.stem, batch))
             self._chain.sync_names()
             return Lease(batch.id, key, batch.records, batch.bytes, parts, lease_timeout, retry_delay), batch.created
         except (OSError, Corrupt) as error:
@@ -138,18 +139,17 @@ class QueueBatches(Source):
 
     def _take_chunks(
         self, batch: BatchState, making: str, max_records: int, max_bytes: int, most_copied: int
-    ) -> tuple[list[tuple[int, Cut | None]], list[str]]:
+    ) -> list[tuple[int, Cut | int]]:
         """Give the batch its chunks. Those that it does not take whole are copied into the directory ``making``, if they are the
         first; a later one only if ``most_copied`` does not bound it: else the batch ends before it.
 
-        Returns them as `Lease` has them, and where the file of each is now.
+        Returns them as `Lease` has them.
         """
-        parts: list[tuple[int, Cut | None]] = []
-        segment_paths: list[str] = []
+        parts: list[tuple[int, Cut | int]] = []
         for source in self.engine.state.chain.values():
             if max_records <= 0 or max_bytes <= 0:
                 break
-            path, cut, available = self._chain.path_of(source.id), None, source
+            path = self._chain.path_of(source.id)
             if source.unavailable or source.records > max_records or source.bytes > max_bytes:
                 if source.free(source.head) is None:
                     continue
@@ -161,26 +161,27 @@ class QueueBatches(Source):
                 if not cut.spans:
                     self.files.unlink(path)
                     break
-                available = cut.chunk(source.id)
+                parts.append((source.id, cut))
+                batch.chunks.append(cut.chunk(source.id))
+                if source.free(cut.spans[-1].end) is not None:
+                    break
             elif not source.records:
                 continue
             else:
                 Descriptors([self.files.open(path)]).close()  # as after the commit, when it is too late to be denied
                 self._chain.sync_chunk(source.id)
-            parts.append((source.id, cut))
-            segment_paths.append(path)
-            batch.chunks.append(available)
-            max_records -= available.records
-            max_bytes -= available.bytes
-            if cut and source.free(cut.spans[-1].end) is not None:
-                break
-        return parts, segment_paths
+                crc = crc_of_taken(self.files, path, source)
+                parts.append((source.id, crc))
+                batch.chunks.append(source.leased(crc))
+            max_records -= batch.chunks[-1].records
+            max_bytes -= batch.chunks[-1].bytes
+        return parts
 
     def _move_chunks(self, lease: Lease, position: int) -> BatchState:
         """Let the files of a batch follow its commit."""
         self._holds.disturbed += 1
         for chunk_id, cut in lease.parts:
-            if cut is None:
+            if isinstance(cut, int):
                 self._chain.forget(chunk_id)
         self._chain.store_header()
         state = self.engine.state.batches[lease.id]

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from qewqew_core.clock import NO_CLOCK, Clock
 from qewqew_core.crc import crc32
-from qewqew_core.disk.checksum import crcs_of_rest
 from qewqew_core.disk.descriptors import Descriptors, data_in
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import Corrupt
@@ -92,21 +91,17 @@ def unread(files: Files, fd: int, path: str, chunk_state: Chunk) -> Iterator[tup
         yield IndexEntry(piece.start + skip, before, 0, *chunk_state.pieces[index][3:]), piece.data[skip:]
 
 
-def crcs_of_unread(files: Files, path: str, chunk_state: Chunk) -> list[int]:
-    """The crc32 of the bytes from head to each boundary behind it, and to the tail.
+def crc_of_taken(files: Files, path: str, chunk_state: Chunk) -> int:
+    """The crc32 of the bytes from base to head. Reads at most one piece, and that only if some records were taken.
 
-    Reads at most one piece, and that only if some records of the chunk were taken.
+    Raises `Corrupt` if the bytes of that piece are not those that were committed.
     """
-    inside = [entry for entry in chunk_state.pieces if entry.offset > chunk_state.head]
     if chunk_state.head == chunk_state.base:
-        return [*(entry.crc for entry in inside), chunk_state.crc]
+        return 0
     with Descriptors([files.open_to_read(path)]) as (fd,):
         index = chunk_state.piece_of(chunk_state.head)
         piece = read_piece(files, fd, path, chunk_state, index)
-    front = crc32(piece.data[: chunk_state.head - piece.start], chunk_state.pieces[index].crc)
-    return crcs_of_rest(
-        front, chunk_state.head, [*((entry.offset, entry.crc) for entry in inside), (chunk_state.tail, chunk_state.crc)]
-    )
+    return crc32(piece.data[: chunk_state.head - piece.start], chunk_state.pieces[index].crc)
 
 
 def scan(files: Files, path: str, chunk_id: int, found: OnDisk, clock: Clock = NO_CLOCK) -> Chunk:

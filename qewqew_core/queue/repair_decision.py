@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from datetime import datetime
 
 from qewqew_core import arguments
@@ -203,13 +202,13 @@ class Decision:
             files.make_directory(making)
         for chunk_state, (chunk_id, cut) in zip(replayed.state.batches[lease.id].chunks, lease.parts, strict=True):
             target = os.path.join(making, batch_files.segment_file(self._path, chunk_id))
-            data = bytes(chunk_state.tail - chunk.BEGIN) if cut is None else self._pieces.uncut(cut, chunk_id)
+            data = bytes(chunk_state.tail - chunk.BEGIN) if isinstance(cut, int) else self._pieces.uncut(cut, chunk_id)
             if files.exists(target):
-                if cut is None or crc32(data) != cut.crc or java.as_committed(files, target, chunk_state):
+                if isinstance(cut, int) or crc32(data) != cut.crc or java.as_committed(files, target, chunk_state):
                     continue
-            elif cut is None and files.exists(self._plan.chunk_path(chunk_id)):
+            elif isinstance(cut, int) and files.exists(self._plan.chunk_path(chunk_id)):
                 continue
-            if cut is not None:
+            if isinstance(cut, Cut):
                 self._plan.report.notes.append(f"{target}: the copy was missing or damaged; it was made again from its chunk")
             write_new(files, target, chunk.POINTERS.pack(chunk.BEGIN, chunk_state.tail, chunk.NONE) + data)
 
@@ -228,7 +227,7 @@ class Decision:
     def _without_log(self, found: Found) -> State:
         if stamp.read(self._files, self._path) is not None:
             what = "the log is missing, and with it the keys, the batches, and what it had of the records"
-        elif any(self._batch_directories()):
+        elif any(batch_files.batch_directories(self._files, self._path)):
             what = "there are batches, but no log"
         else:
             what = "header and chunk files contradict themselves"
@@ -316,29 +315,12 @@ class Decision:
                 "They are at the end of the queue; those that were taken or leased since will be delivered again"
             )
 
-    def _batch_directories(self) -> Iterator[str]:
-        """Those with records; of an acknowledged batch the manifest alone may be kept, for people."""
-        prefix = places.numbered_id(self._path, 0)[:-16]
-        for home in (self._path + places.BATCHES, self._path + places.DEAD):
-            if self._files.is_directory(home):
-                for name in sorted(self._files.list(home)):
-                    directory = os.path.join(home, name)
-                    if not name.startswith(prefix) or not self._files.is_directory(directory):
-                        continue
-                    if any(not name.startswith(manifest.MANIFEST) for name in self._files.list(directory)):
-                        yield directory
-
     def look_into_batches(self, state: State) -> None:
         """Batches that the log does not know become dead letters: nobody can say whether they were acknowledged."""
         if lost := state.history.drop_nonsense():
             self._plan.damaged(self._plan.log_path, 0, 0, 0, f"{lost} acknowledged batches in the log are invalid")
-        known = {*state.batches, *state.history.ids()}
-        known |= {places.numbered_id(self._path, number) for _, number in state.expired_keys.values()}
-        for directory in list(self._batch_directories()):
-            name = os.path.basename(directory)
-            if name in known:
-                continue
-            unknown = BatchState(name, [], "dead", 0, 0, 0, 0, 0)
+        for directory in list(batch_files.unknown_batches(self._files, self._path, state)):
+            unknown = BatchState(os.path.basename(directory), [], "dead", 0, 0, 0, 0, 0)
             places.roll_forward_place(self._files, self._path, unknown)
             directory = places.directory_of(self._path, unknown)
             batch = self.batch_of(directory, "dead")
@@ -441,14 +423,14 @@ class _Behind(State):
             chunks = (copy if chunk_state.id == chunk_id else chunk_state for chunk_state in self.real.values())
             self.real = {chunk_state.id: chunk_state for chunk_state in chunks}
 
-    def lease(self, batch: BatchState, parts: list[tuple[int, Cut | None]]) -> None:
+    def lease(self, batch: BatchState, parts: list[tuple[int, Cut | int]]) -> None:
         directory = places.directory_of(self.path, batch)
         found = self.owner.batch_of(directory, "leased")
         if found is None:  # dead since, or the commit of a lease that was not finished: it moved nothing yet, or is looked for
             return
         batch.chunks, batch.records, batch.bytes = found.chunks, found.records, found.bytes
         self.batches[batch.id] = batch
-        whole = {chunk_id for chunk_id, cut in parts if cut is None}
+        whole = {chunk_id for chunk_id, cut in parts if isinstance(cut, int)}
         self.heard = [commit for commit in self.heard if commit.chunk_id not in whole]
 
     def put_back(self, batch_id: str, new_ids: list[int]) -> None:

@@ -210,14 +210,12 @@ class Pieces:
             found = manifest.load(places.directory_of(self._path, batch))
         except BadManifest:
             return False
-        return found == batch_files.manifest_in_place(self._files, self._path, batch)
+        return found == batch_files.manifest_of(self._path, batch)
 
     def _read_acked(self, batch: BatchState, directory: str, state: State) -> None:
         """Check an acknowledged batch. Its records were processed, and are only kept for a while: all of them, or none."""
         try:
-            body = manifest.load(directory)
-            if (body.id, body.records, body.bytes) != (batch.id, batch.records, batch.bytes):
-                raise BadManifest("it belongs to another batch", path=directory)
+            body = manifest.load_of(directory, batch.id, batch.records, batch.bytes, batch.created)
             for segment in body.segments:
                 for _ in segments.read_segment(directory, segment):
                     pass

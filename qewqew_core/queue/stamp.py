@@ -91,14 +91,14 @@ def check(files: Files, queue: str, changes: int) -> bool:
 def check_no_log(files: Files, queue: str) -> None:
     """Raise `Corrupt` if there is no log, and should be one."""
     path = queue + paths.STAMP
-    with contextlib.suppress(FileNotFoundError):
-        if files.status(path, follow=False).st_size and not files.exists(queue + paths.LOG):
-            raise Corrupt(
-                f"the transaction log is missing: {path} says that there was one. Without it nobody knows which records were "
-                "taken or never reached the chunk files, which keys were used, and which batches are out. Nothing was changed; "
-                "restore it, or all files from the same time",
-                path=queue + paths.LOG,
-            )
+    status = files.check_kind(path)  # what another user has put there says nothing
+    if status is not None and status.st_size and not files.exists(queue + paths.LOG):
+        raise Corrupt(
+            f"the transaction log is missing: {path} says that there was one. Without it nobody knows which records were "
+            "taken or never reached the chunk files, which keys were used, and which batches are out. Nothing was changed; "
+            "restore it, or all files from the same time",
+            path=queue + paths.LOG,
+        )
 
 
 def remove(files: Files, queue: str) -> None:

@@ -189,15 +189,14 @@ class State(LeaseState):
 
     # Changes of batches that move records; for the others see `LeaseState`
 
-    def lease(self, batch: BatchState, parts: list[tuple[int, Cut | None]]) -> None:
+    def lease(self, batch: BatchState, parts: list[tuple[int, Cut | int]]) -> None:
         """Make a new batch of whole chunks, and of copies of records that are taken out of their chunk."""
         for chunk_id, cut in parts:
-            if cut is None:
+            if isinstance(cut, int):
                 chunk_state = self.chain.pop(chunk_id)
-                chunk_state.size = chunk_state.tail  # the unused rest of the file is given back
                 self.records -= chunk_state.records
                 self.bytes -= chunk_state.bytes
-                batch.chunks.append(chunk_state)
+                batch.chunks.append(chunk_state.leased(cut))
             else:
                 batch.chunks.append(cut.chunk(chunk_id))
                 for span in cut.spans:

@@ -5,14 +5,16 @@ belongs to somebody else. Every look, `verify` and `repair` name the same.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Iterator
 from itertools import chain
 
 from qewqew_core.batch import damage_met, places
+from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.files import DISK, Files
-from qewqew_core.disk.opening import strange, unwritable
+from qewqew_core.disk.opening import opening, strange, unwritable
 from qewqew_core.errors import BadPath
 from qewqew_core.formats import chunk
 from qewqew_core.queue import paths
@@ -32,9 +34,25 @@ def strangers(files: Files, path: str, closely: bool = True) -> Iterator[BadPath
     flat = places.names_in(files, *(path + suffix for suffix in (paths.LEASE, paths.SPILL, paths.STAGED)), are_batches=False)
     batches = places.names_in(files, path + places.BATCHES, path + places.DEAD)
     yield from unwritable(files, os.path.dirname(path), "queue")
-    names = chain([(path, False)], paths.names_of(path), damage_met.names_of(path), flat, batches)
+    yield from _strange_header(files, path)
+    names = chain(paths.names_of(path), damage_met.names_of(path), flat, batches)
     yield from strange(files, names, "queue")
     yield from strange_chunks(files, path)
+
+
+def _strange_header(files: Files, path: str) -> Iterator[BadPath]:
+    """A link there is followed, as an opening follows it."""
+    try:
+        with opening(path, "queue"):
+            if files.is_link(path):
+                try:
+                    Descriptors([files.open_to_read(path, follow=True)]).close()
+                except FileNotFoundError:
+                    raise OSError(errno.ELOOP, "it leads to nothing", path) from None
+            else:
+                files.check_kind(path)
+    except BadPath as error:
+        yield error
 
 
 def strange_chunks(files: Files, path: str) -> Iterator[BadPath]:

@@ -12,8 +12,8 @@ from qewqew_core.disk.files import Files, read_whole
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
+from qewqew_core.queue import batch_files, orphans, paths
 from qewqew_core.queue import log as logs
-from qewqew_core.queue import orphans, paths
 from qewqew_core.queue.reading import read_pointers, unread
 from qewqew_core.queue.state import State
 from qewqew_core.queue.strangers import strangers
@@ -56,6 +56,9 @@ def verify(files: Files, path: str, state: State, progress: Callable[[int, int],
                     report.records += len(records)
                     report.bytes += sum(map(len, records))
                     read()
+    for directory in batch_files.unknown_batches(files, path, state):
+        if not report.is_strange(directory):
+            report.problems.append(f"{directory}: the log knows no such batch; `qewqew repair` looks what it is")
     report.orphans += [orphan.path for orphan in orphans.find(files, path, state)]
     return report
 

@@ -49,6 +49,8 @@ class BatchRepair:
     def repair(self) -> bool:
         """Repair all, durably; returns whether the state says less now, and must be stored."""
         forgotten = False
+        for there, home in places.bring_home(self._files, self._stem, self._state.with_history()):
+            self._report.damage.append(Damage(home, None, None, 0, f"the batch was in {there}; it was moved back"))
         for batch in self._state.with_history():
             directory = places.directory_of(self._stem, batch)
             if places.is_strange(self._files, directory, "reader"):

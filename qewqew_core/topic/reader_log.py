@@ -186,7 +186,7 @@ def _block(fields: Sequence[Any]) -> Block:
     count, records, size, on_disk, lines = fields
     if any(type(number) is not int for number in (count, records, size, on_disk)):
         raise ValueError(f"these are not checksums: {excerpt(fields[:4], 120)}")
-    return Block(count, records, size, on_disk, lines.encode())
+    return Block.logged(count, records, size, on_disk, lines.encode())
 
 
 def _pair(body: Sequence[int]) -> tuple[int, int]:

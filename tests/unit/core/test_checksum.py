@@ -10,8 +10,8 @@ import timeit
 import zlib
 from pathlib import Path
 
+from qewqew_core import checksum
 from qewqew_core.crc import crc32
-from qewqew_core.disk import checksum
 
 SIZES = (0, 1, 13, 255, 256, 257, 1023, 1025, 4096, 70_001)
 

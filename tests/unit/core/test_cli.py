@@ -285,7 +285,7 @@ def test_stat_needs_no_lock_and_says_who_has_it(path):
 def test_verify_reports_what_it_read(path):
     fill(path, [b"one", b"two", b"three"])
     lease(path, "run", max_records=1)
-    assert done("verify", path) == b"no problems: 3 records are correct (1 file, 1 batch, 11 B)\n"
+    assert done("verify", path) == b"no problems: 3 correct records (1 file, 1 batch, 11 B)\n"
     assert json.loads(done("verify", path, "--json")) == {
         "path": str(path),
         "kind": "queue",

@@ -139,7 +139,7 @@ def test_ls_has_both_in_one_table(tmp_path, monkeypatch):
 @KINDS
 def test_verify_and_repair_report_in_one_shape(path, kind):
     put(path, kind, "one", "two", "three")
-    assert done("verify", path) == b"no problems: 3 records are correct (1 file, 0 batches, 11 B)\n"
+    assert done("verify", path) == b"no problems: 3 correct records (1 file, 0 batches, 11 B)\n"
     found = {"path": str(path), "kind": kind, "ok": True, "records": 3, "bytes": 11, "files": 1, "batches": 0}
     assert json.loads(done("verify", path, "--json")) == found | {"unchecked": 0, "orphans": [], "problems": [], "strange": {}}
     whole = f"the {kind} holds 3 records and 0 batches"

@@ -303,7 +303,7 @@ def test_stat_and_readers_say_when_there_is_nothing(path):
 def test_verify_reports_what_it_read(path):
     fill(path, [b"one", b"two", b"three"])
     lease(path, "run", max_records=1)
-    assert done("verify", path) == b"no problems: 3 records are correct (1 file, 1 batch, 11 B)\n"
+    assert done("verify", path) == b"no problems: 3 correct records (1 file, 1 batch, 11 B)\n"
     found = json.loads(done("verify", path, "--json"))
     assert [found[key] for key in ("path", "ok", "records", "bytes", "files", "batches", "problems")] == [
         *(str(path), True, 3, 11, 1, 1, [])
@@ -314,7 +314,7 @@ def test_verify_says_what_nobody_kept_a_checksum_of(path):
     fill(path, [b"one", b"two"])
     forget_log(path)
     assert done("verify", path).decode().splitlines() == [
-        "no problems: 2 records are correct (1 file, 0 batches, 6 B)",
+        "no problems: 2 correct records (1 file, 0 batches, 6 B)",
         "414 B have no checksum: a zbus server wrote them, or the log with the checksum was lost",
     ]
 

@@ -22,6 +22,7 @@ from test_links_in_place import QUEUE, TOPIC, content, unpacked, use_queue, use_
 
 from qewqew_core import BadManifest, Corrupt, QewQewError, Queue, Topic, inspect, repair, repair_topic
 from qewqew_core.batch import manifest
+from qewqew_core.batch.history import Block
 from qewqew_core.disk import journal
 from qewqew_core.queue import log as logs
 from qewqew_core.tools import diskqueue
@@ -75,6 +76,12 @@ def renamed(**fields: Any) -> Callable[[Path], None]:
     return forge
 
 
+def more_acknowledged(log: Path) -> None:
+    state = logs.replay(log.read_bytes(), str(log)).state
+    state.history.blocks.append(Block(count=1 << 40))
+    log.write_bytes(logs.snapshot(state, 1))
+
+
 OUT = "../../../precious-00000000000000ff"
 LEASED, DEAD = "queue-ff77f0cb5fcbc63b", "queue-cdab638e9b9df812"
 REPORT = {"damage": [], "set_aside": "queue.damaged/1", "records": 0, "batches": 0, "changed": True, "notes": []}
@@ -104,6 +111,10 @@ FORGED = {
     "a repair that moves a file of another queue": rare("repair", moves=[["queue2/precious", "queue.d/x"]], report=REPORT),
     "a repair that moves through a link": rare("repair", moves=[["queue.link/file", "queue.damaged/1/x"]], report=REPORT),
     "a repair of nothing": rare("repair", moves=7, report=None),
+    "more acknowledged batches than it lists": more_acknowledged,
+    "a whole chunk with no checksum": rare(
+        "lease", id=LEASED, key="k", records=0, bytes=0, lease_timeout=None, parts=[[3, None]]
+    ),
     "an operation within operations": lambda log: append(
         log, logs.MAGIC, logs.COMMIT, bytes(8) + b"J" + (200_000).to_bytes(4) + b"[" * 200_000
     ),
@@ -166,6 +177,18 @@ def test_the_log_of_a_reader_that_was_made_by_hand_leads_nobody_out_of_the_topic
         opened.reader("all")
     use_topic(topic)
     assert theirs(precious) == before
+
+
+@pytest.mark.parametrize("number", [1 << 31, -1, 1.5, "1"])
+def test_the_log_of_a_topic_with_a_block_that_no_index_can_have_is_damaged(number: Any, precious: Path) -> None:
+    topic = unpacked(precious / "ours") / "killed" / "topic"
+    (log,) = (each for each in topic.iterdir() if each.suffix == ".wal")
+    state = topics.replay(log.read_bytes(), str(log)).state
+    state.last.block = number
+    log.write_bytes(topics.snapshot(state, 1))
+    with pytest.raises(Corrupt, match=r"\.wal"):
+        Topic(topic)
+    use_topic(topic)
 
 
 # Sizes and counts. A child process has little memory, and would end with MemoryError.

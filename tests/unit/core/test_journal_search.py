@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from qewqew_core import Corrupt, Queue, Topic, repair
-from qewqew_core.disk import checksum, journal
+from qewqew_core import Corrupt, Queue, Topic, checksum, repair
+from qewqew_core.disk import journal
 from qewqew_core.disk.journal import BEGIN, Frame
 from qewqew_core.queue import log
 from qewqew_core.topic import reader_log, topic_log

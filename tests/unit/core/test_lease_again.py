@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -12,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from damage import flip
 
 from qewqew_core import BadPath, BatchExpired, Corrupt, Queue, Topic, repair, repair_topic
+from qewqew_core.batch import manifest
+from qewqew_core.formats import chunk
 
 PLANTS: dict[str, Callable[[Path, Path], object]] = {
     "pipe": lambda place, _: os.mkfifo(place),
@@ -280,6 +284,7 @@ def test_files_at_the_other_place_are_moved_back_by_a_repair_though_the_director
 
 @pytest.mark.parametrize("kind", ["queue", "topic"])
 def test_a_batch_whose_directory_was_exchanged_for_another_gives_no_record_of_that(tmp_path: Path, kind: str) -> None:
+    """And a repair brings it home, also if the exchange was not finished."""
     path = tmp_path / "store"
     fill(kind, path)
     with a_store(kind, path) as leasing:
@@ -296,3 +301,56 @@ def test_a_batch_whose_directory_was_exchanged_for_another_gives_no_record_of_th
                 with pytest.raises(Corrupt, match=said):
                     act()
     assert not (tmp_path / "out").exists()
+    one.rename(one.with_name("some backup"))
+    report = (repair if kind == "queue" else repair_topic)(path)
+    assert sorted((damage.path, damage.records) for damage in report.damage) == sorted([(str(one), 0), (str(two), 0)])
+    assert all("it was moved back" in damage.what for damage in report.damage)
+    with a_store(kind, path) as leasing:
+        assert [list(leasing.lease(key)) for key in ("first", "second")] == [[b"a"], [b"b"]]
+    assert not (repair if kind == "queue" else repair_topic)(path).damage
+
+
+def test_a_batch_of_which_the_log_knows_nothing_is_named_before_a_repair_looks_at_it(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    fill("queue", path)
+    with Queue(path) as queue:
+        queue.lease("first")
+        home = tmp_path / "store.batches"
+        (kept,) = home.iterdir()
+        shutil.copytree(kept, unknown := home / f"{kept.name[:-1]}x")
+        (problem,) = queue.verify().problems
+    assert problem == f"{unknown}: the log knows no such batch; `qewqew repair` looks what it is"
+    assert [Path(damage.path).name for damage in repair(path).damage] == [unknown.name]
+    with Queue(path) as queue:
+        assert queue.verify().ok
+
+
+def test_bytes_before_the_records_of_a_batch_are_nobodys(tmp_path: Path) -> None:
+    """Of what a chunk's file keeps of records that were taken before the lease, damage loses nothing."""
+    path, records = tmp_path / "store", [b"%d" % number * 100 for number in range(9)]
+    with Queue(path) as queue:
+        queue.put_many(records)
+        assert [queue.get() for _ in range(4)] == records[:4]
+        batch = queue.lease("first")
+        batch.nack("the cluster was gone")
+    (segment,) = manifest.load(batch.manifest_path).segments
+    assert segment.start > chunk.BEGIN
+    file = Path(batch.manifest_path).with_name(segment.file)
+    flip(file, segment.start - 1)
+    with Queue(path) as queue:
+        assert queue.verify().problems == []
+        again = queue.lease("second")
+        assert list(again) == records[4:]
+        assert again.attempt == 2
+        again.to_dead_letters("poison")
+        file = Path(again.manifest_path).with_name(segment.file)
+    flip(file, segment.start - 2)
+    assert repair(path).damage == []
+    with Queue(path) as queue:
+        assert list(queue.dead()[0]) == records[4:]
+        queue.put(b"last")
+        queue.batch(again.id).put_back()
+    (file, *_) = [each for each in sorted(tmp_path.glob("store.[0-9]*")) if each.stat().st_size > segment.start]
+    flip(file, segment.start - 3)
+    with Queue(path) as queue:
+        assert [queue.get() for _ in range(6)] == [*records[4:], b"last"]

@@ -17,7 +17,7 @@ from test_owners import USER, as_root, as_user, directory_of
 from qewqew_core import BadPath, Corrupt, Queue, Stage, Topic, inspect, inspect_reader
 from qewqew_core.disk.files import SMALL, Files, look_into, read_whole
 from qewqew_core.formats import chunk
-from qewqew_core.queue import paths
+from qewqew_core.queue import paths, stamp
 from qewqew_core.queue.inspection import snapshot
 from qewqew_core.topic import topic_paths
 from qewqew_core.topic.topic_inspection import inspect_topic
@@ -209,6 +209,37 @@ def test_a_header_that_is_a_link_of_somebody_else_is_not_followed(shared: Path) 
             inspect(path)
 
     as_user(look, path)
+
+
+def test_a_header_that_is_a_link_of_ours_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    path = tmp_path / "s"
+    make_queue(path, b"ours")
+    path.rename(tmp_path / "elsewhere" / "header")
+    path.symlink_to(tmp_path / "elsewhere" / "header")
+    with Queue(path) as queue:
+        assert queue.get() == b"ours"
+        assert queue.verify().strange == {}
+    for command in (*OF_RECORDS, *OF_NUMBERS):
+        assert run(command, path).exit_code == 0, command
+    (tmp_path / "elsewhere" / "header").unlink()
+    with pytest.raises(BadPath, match=r"a link is in the way of a file of the queue .it leads to nothing"):
+        Queue(path)
+    assert "a link is in the way of a file of the queue (it leads to nothing)" in run("check", path).output
+
+
+@as_root
+def test_a_stamp_of_somebody_else_is_named_before_there_is_a_queue(shared: Path) -> None:
+    """And says nothing about the queue: it is no sign of a log that was lost."""
+    path = shared / "s"
+
+    def use(path: Path) -> None:
+        for act in inspect, Queue, snapshot:
+            with pytest.raises(BadPath, match=rf"a file that belongs to .*{OTHER}.* is in the way of a file of the queue"):
+                act(str(path))
+
+    as_user(lambda path: Path(f"{path}{paths.STAMP}").write_bytes(stamp.BODY.pack(stamp.MAGIC, 1) + bytes(4)), path, OTHER)
+    as_user(use, path)
 
 
 # Large files that take no room

@@ -8,7 +8,8 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[3] / "qewqew_core"
-TOP = {"arguments", "clock", "crc", "errors", "keys", "limits", "references", "secrecy", "urls"}  # which any other may import
+# Which any other may import.
+TOP = {"arguments", "checksum", "clock", "crc", "errors", "keys", "limits", "references", "secrecy", "urls"}
 # What each folder may import of this package, beside these.
 ROOMS = {
     "disk": set[str](),
