@@ -62,11 +62,12 @@ except ModuleNotFoundError as error:
 
 NOTHING = "no schema was given and no record has a field to infer one from: an output without columns was not written"
 DAMAGED = 3  # the exit status if all is committed except damaged batches: somebody must look after them
+FEW = 3  # bad records that an error names
 KEPT = "the batch was there already, and its bad records are those of then: by now, others would be bad"
 
 
 class TooManyBadRecords(QewQewError):
-    """More records do not decode than ``max_bad_records`` allows. They are in the quarantine; no output was written."""
+    """More records do not decode than ``max_bad_records`` allows, or all. They are in the quarantine; no output was written."""
 
 
 def run(
@@ -88,8 +89,8 @@ def run(
     of `CODECS`. ``schema``: of the records, as DDL; None: inferred from JSON records. ``read_options``: of the data source.
     ``quarantine``: where the records go that do not decode, to ``<quarantine>/batch=<id>``; None: beside the first output that
     has a path, with ``-quarantine`` appended. ``max_bad_records``: if more do not decode, nothing but the quarantine is
-    written; None: any number. ``schema_evolution``: see `evolution.new_columns`. ``rescued``: the name of a column of the view
-    for what the schema does not name in a record, as JSON.
+    written; None: any number, but not all. ``schema_evolution``: see `evolution.new_columns`. ``rescued``: the name of a column
+    of the view for what the schema does not name in a record, as JSON.
 
     Threads may share the session, which stays as it is: each call works in a copy, which has the view, and which a transform
     gets as ``batch.sparkSession``.
@@ -217,10 +218,8 @@ def run_in(
                 if has_rows(sink.output, tables[number]):
                     made[number] = True
                     sink.check(tables[number])
-        # What nobody sees before its commit, or what a failure leaves as it was, is written in the pass that counts the records.
-        # Where the rows or the bad records of an earlier run must stay, those of this one may be the wrong ones.
-        may_fail = max_bad_records is not None or any(sink.stays for sink in sinks) or aside.binds(written_to)
-        first = [columns and sink.early(may_fail) for sink, columns in zip(sinks, made, strict=True)]
+        # What nobody sees before its commit is written in the pass that counts the records.
+        first = [columns and sink.early() for sink, columns in zip(sinks, made, strict=True)]
         try:
             if good is not None:
                 passes = sum(str(table._jdf.queryExecution().analyzed()).count(f"{name},") for table in tables)
@@ -231,15 +230,15 @@ def run_in(
                     good.write.format("noop").mode("overwrite").save()
                 write(early=True)
             counts = {} if good is None else observed(seen)
-            whole = counts.get("read") == batches.records
+            if counts.get("read") != batches.records:
+                # A query has not read all, or reads some twice, or a lost task was counted twice.
+                counts = found.counted()
             try:
-                if whole and counts["bad"] == 0:
+                if counts.get("bad") == 0:
                     reasons = aside.stage_none(written_to, judged)
-                else:  # some are bad; or a query has not read all, or reads some twice, or a lost task was counted twice
-                    reasons, seen_again = found.set_aside(aside, written_to, judged)
-                    if not whole and "unnamed" in seen_again:
-                        counts = {**counts, "unnamed": seen_again["unnamed"]}
-                    if whole and counts["bad"] != sum(reasons.values()):
+                else:
+                    reasons = found.set_aside(aside, written_to, judged)
+                    if counts.get("bad", sum(reasons.values())) != sum(reasons.values()):
                         raise Corrupt(f"{counts['bad']} bad records were found first, then {reasons}", path=str(batches))
             except BatchConflict:
                 # Columns have other types since, maybe by another batch. What this batch has come to is whole.
@@ -249,11 +248,15 @@ def run_in(
                     raise
                 reasons, note = kept, KEPT
             bad = sum(reasons.values())
-            if max_bad_records is not None and bad > max_bad_records:
+            if 0 < bad == batches.records if max_bad_records is None else bad > max_bad_records:
                 listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-                said = f"{bad} of {batches.records} records do not decode ({listed}), max_bad_records is {max_bad_records}; "
-                said += f"they are in {aside.place}" if aside.show() else f"{aside.place} stays, as outputs lack what is there"
-                raise TooManyBadRecords(f"{said}, no output was written")
+                said = f"{bad} of {batches.records} records do not decode ({listed}), "
+                said += "which is all of them" if max_bad_records is None else f"max_bad_records is {max_bad_records}"
+                few = "".join(f"; {each}" for each in aside.first(FEW))
+                where = f"they are in {aside.place}" if aside.show() else f"{aside.place} stays, as outputs lack what is there"
+                raise TooManyBadRecords(f"{said}; {where}, no output was written{few}")
+            if note is None:
+                found.check_named(counts)
             write(early=False)
         except BaseException:
             for sink in sinks:
@@ -329,7 +332,7 @@ def arguments(argv: Sequence[str] | None = None, source: str = "batch") -> argpa
     text = "an option of the codec, like sep=; for CSV; may be repeated"
     add("--read-option", dest="read_options", action="append", default=[], metavar="NAME=VALUE", help=text)
     add("--quarantine", metavar="PATH", help="where bad records go; default: first output's path + '-quarantine'")
-    add("--max-bad-records", type=int, metavar="N", help="fail if more do not decode; default: any number")
+    add("--max-bad-records", type=int, metavar="N", help="fail if more do not decode; default: if all do not")
     text = f"when columns are new or missing: {', '.join(SCHEMA_EVOLUTIONS)}; default: merge"
     add("--schema-evolution", default="merge", metavar="POLICY", help=text)
     text = "a column for what the schema does not name, as JSON; default: it is counted only"

@@ -83,6 +83,16 @@ class Quarantine:
         make_private(self._spark, staging, below=True)
         return _reasons_of(rows)
 
+    def first(self, most: int) -> list[str]:
+        """Where a few of the staged records are, and why they are bad."""
+        if self._staging is None:
+            return []
+        rows = self._spark.read.parquet(literal(self._staging)).drop("value").limit(most).collect()
+        return [
+            ", ".join(f"{name} {value}" for name, value in row.asDict().items() if name != "reason") + f": {row['reason']}"
+            for row in rows
+        ]
+
     def stage_none(self, outputs: Collection[str], judged: Callable[[str], None]) -> dict[str, int]:
         """The same where all records are good."""
         judged(NONE)

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 # Of the fields, and of what gives one by its name: a reason, null if the outputs can hold the record; None if they hold any.
 Unfit = Callable[[StructType, Callable[[str], Column]], Column | None]
 REASON, METADATA, UNNAMED = "_corrupt_reason", "_metadata", "_unnamed_fields"  # columns of a typed read
-NAMES = 100  # of fields that the schema does not name, in a result
+NAMES = 100  # of fields that the schema does not name, in a result …
+SHOWN = 10  # … and in an error
 # Options of Spark's CSV and JSON readers for files, for finding a schema, or for writing: they make no sense for a record.
 _NOT_OF_RECORDS = {
     *("header", "linesep", "multiline", "enforceschema", "inferschema", "preferdate", "columnpruning", "singlevariantcolumn"),
@@ -87,31 +88,51 @@ class Records:
     columns: list[Column]  # of `rows`: what the view has
     judge: Callable[[], DataFrame]  # all, with the source's columns and `reason`, which is null where a record decodes
     located: Column | None = None  # of bad ones of `judge`: the reason with where in the record, if that is still to be found
-    unnamed: Column | None = None  # of `rows` and `judge`: what the schema does not name, as a typed read tells it
+    unnamed: Column | None = None  # of `rows`: what the schema does not name, as a typed read tells it
+    # The fields of a schema that was given, where `unnamed` tells the others, and nothing keeps these.
+    given: Sequence[str] = ()
 
     def good(self, seen: Observation) -> DataFrame | None:
-        """The records that decode. Reading them reports to ``seen`` how many records there are (`read`), how many `bad` ones,
-        and `unnamed`, if that is known.
+        """The records that decode. Reading them reports to ``seen`` how many records there are (`read`), how many `bad` ones, how
+        many have no value (`null`) in the fields that were given, and `unnamed`, if that is known.
         """
         if self.rows is None:
             return None
         bad = self.bad()
-        counts = F.count(F.lit(1)).alias("read"), F.count(F.when(bad, 1)).alias("bad")
-        return self.rows.observe(seen, *counts, *self._told()).where(~bad).select(self.columns)
+        counts = [F.count(F.lit(1)).alias("read"), F.count(F.when(bad, 1)).alias("bad")]
+        if self.unnamed is not None:
+            counts.append(F.concat_ws("\n", F.collect_list(self.unnamed)).alias("unnamed"))
+        if self.given:
+            named = F.coalesce(*(F.when(F.col(quoted(name)).isNotNull(), 1) for name in self.given))
+            counts.append(F.count(F.when(~bad & named.isNull(), 1)).alias("null"))
+        return self.rows.observe(seen, *counts).where(~bad).select(self.columns)
 
-    def _told(self) -> list[Column]:
-        return [] if self.unnamed is None else [F.concat_ws("\n", F.collect_list(self.unnamed)).alias("unnamed")]
+    def counted(self) -> dict[str, Any]:
+        """What `good` reports; nothing if no field is known."""
+        if (good := self.good(seen := Observation())) is None:
+            return {}
+        good.write.format("noop").mode("overwrite").save()
+        return observed(seen)
 
-    def set_aside(
-        self, quarantine: Quarantine, outputs: Collection[str], judged: Callable[[str], None]
-    ) -> tuple[dict[str, int], dict[str, Any]]:
+    def check_named(self, counts: Mapping[str, Any]) -> None:
+        """Raise `BadArgument` if no record has a value in a field of the schema, and some have others: all rows would be null.
+
+        ``counts``: what `good` reports.
+        """
+        unnamed, good = unnamed_in(counts), counts.get("read", 0) - counts.get("bad", 0)
+        if unnamed is not None and unnamed["records"] and good == counts.get("null"):
+            theirs = ", ".join([*unnamed["fields"]][:SHOWN])
+            said = f"no record has a value in a field of the schema ({', '.join(self.given[:SHOWN])}); they have {theirs}"
+            raise BadArgument(f"the schema: {said}. No output was written; names must be equal, letter by letter")
+
+    def set_aside(self, quarantine: Quarantine, outputs: Collection[str], judged: Callable[[str], None]) -> dict[str, int]:
         """Stage the records that do not decode for the quarantine.
 
-        Returns how many, by the kind of reason, and what `good` reports. Raises `Corrupt` if these are not all records of the
-        batches, and as `Quarantine.stage`.
+        Returns how many, by the kind of reason. Raises `Corrupt` if these are not all records of the batches, and as
+        `Quarantine.stage`.
         """
         seen = Observation()
-        rows = self.judge().observe(seen, F.count(F.lit(1)).alias("read"), *self._told()).drop(UNNAMED)
+        rows = self.judge().observe(seen, F.count(F.lit(1)).alias("read"))
         bad = rows.where(F.col("reason").isNotNull())
         if self.located is not None:
             bad = bad.withColumn("reason", self.located)
@@ -121,7 +142,7 @@ class Records:
                 raise Corrupt(f"{read} records were read, the manifest says {self.batches.records}", path=str(self.batches))
             judged(bad)
 
-        return quarantine.stage(bad, outputs, checked), observed(seen)
+        return quarantine.stage(bad, outputs, checked)
 
 
 def unnamed_in(counts: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -249,7 +270,7 @@ def read(
             value, why = F.coalesce(value, f"{METADATA}.{kept.name}"), F.coalesce(why, unfitting)
         metadata = StructField(METADATA, StructType(beside if unfitting is None else [*place]))
         shown = value.alias("value"), *(F.col(f"{METADATA}.{each.name}") for each in beside), why.alias("reason")
-        return load(StructType([*fields, *more, metadata, unnamed]), **typed).select(*shown, UNNAMED)
+        return load(StructType([*fields, *more, metadata]), **typed).select(*shown)
 
     try:
         keep = {"rescued": rescued} if rescued else {}
@@ -264,7 +285,8 @@ def read(
         return _any(F.col(REASON).isNotNull(), unfit_typed())
 
     columns = [seen(name, F.col(quoted(name))) for name in record.names] + [F.col(quoted(each.name)) for each in extra]
-    return Records(batches, decoded, bad_typed, columns, judge, unnamed=F.col(UNNAMED))
+    given = [] if schema is None or rescued else fields.names
+    return Records(batches, decoded, bad_typed, columns, judge, unnamed=F.col(UNNAMED), given=given)
 
 
 def _any(bad: Column, unfit: Column | None) -> Column:

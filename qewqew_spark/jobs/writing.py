@@ -25,7 +25,7 @@ from qewqew_core.batch.manifest import Manifest
 from qewqew_core.errors import BadArgument, BatchConflict
 from qewqew_spark.jobs.explaining import blamed
 from qewqew_spark.jobs.kept import OWN, KeptColumns
-from qewqew_spark.jobs.output import BATCH, FILE_FORMATS, SHOWN_FORMATS, Output
+from qewqew_spark.jobs.output import BATCH, FILE_FORMATS, Output
 from qewqew_spark.jobs.untyped import has_untyped, settle
 from qewqew_spark.tables.append import Commit, append_to
 from qewqew_spark.tables.evolution import Fold, Same, differences, holds, new_columns
@@ -79,11 +79,9 @@ class Sink(ABC):
         """The commit of an earlier run of the batch, whose rows stay."""
         return None
 
-    def early(self, may_fail: bool) -> bool:
-        """May `write` come before it is known which records are bad? ``may_fail``: the run may fail for these, and must then have
-        changed nothing. If `write` itself fails, the rows of an earlier run of the batch must stay.
-        """
-        return self.staged or not may_fail
+    def early(self) -> bool:
+        """May `write` come before it is known which records are bad? The run may fail for these, and has then changed nothing."""
+        return self.staged
 
     def judged(self, bad: str) -> None:  # noqa: B027
         """Know which records of the batch are `Append.bad`, before `commit`, and before the quarantine has them.
@@ -275,10 +273,8 @@ class Once(Sink):
         if found and len(self._append.batches) > 1:
             raise BatchConflict(f"{self._append.what} has {len(found)} of these batches already; nothing was added")
 
-    def early(self, may_fail: bool) -> bool:
-        if not self.staged:
-            return False  # its commit says which records are bad
-        return not (may_fail and self._found is None and self.there() is None)  # else it makes the table, which others see
+    def early(self) -> bool:
+        return self.staged and not (self._found is None and self.there() is None)  # then it makes the table, which others see
 
     def judged(self, bad: str) -> None:
         self._append.bad = bad
@@ -351,12 +347,6 @@ class Table(Sink):
             insert = f"INSERT OVERWRITE TABLE {name} PARTITION ({spec}) SELECT * FROM {{rows}}"  # noqa: S608
             self.spark.sql(insert, rows=rows.drop(BATCH))
 
-    def early(self, may_fail: bool) -> bool:
-        if may_fail or self.existing is None:
-            return not may_fail
-        # Spark's own tables lose the partition first.
-        return self.spark.sql(f"SHOW PARTITIONS {self.output.table} PARTITION ({BATCH} = '{self.batch}')").isEmpty()
-
     def _table(self) -> DataFrame:
         self.spark.catalog.refreshTable(str(self.output.table))
         return self.spark.table(str(self.output.table))
@@ -375,6 +365,3 @@ class Appended(Sink):
 
     def write(self, rows: DataFrame) -> None:
         self.writer(rows).mode("append").save()
-
-    def early(self, may_fail: bool) -> bool:
-        return not may_fail and self.output.format.lower() in SHOWN_FORMATS

@@ -19,7 +19,7 @@ from qewqew_core.errors import BadArgument
 from qewqew_core.formats.zbus import Message
 from qewqew_spark.jobs import batch as job
 from qewqew_spark.jobs import writing
-from qewqew_spark.jobs.batch import TransformFailed, run
+from qewqew_spark.jobs.batch import TooManyBadRecords, TransformFailed, run
 from qewqew_spark.jobs.output import Output
 from qewqew_spark.jobs.records import Records, start_workers
 from qewqew_spark.tables.session import setting
@@ -27,6 +27,51 @@ from qewqew_spark.tables.session import setting
 
 def lines(*objects: object) -> list[bytes]:
     return [json.dumps(each).encode() for each in objects]
+
+
+# What is no mistake in a record, but in the job
+
+
+def test_a_batch_whose_records_are_all_bad_fails_before_any_output_and_names_the_first(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", [b"id;amount", b"7;1.5", b"", b"9;2"])
+    out = [Output(str(tmp_path / "out"))]
+    with pytest.raises(TooManyBadRecords) as caught:
+        run(spark, str(batch), out, schema="id BIGINT, amount DOUBLE")
+    said = "4 of 4 records do not decode (1 empty record, 3 not a JSON object), which is all of them; they are in "
+    assert str(caught.value).startswith(f"{said}{tmp_path}/out-quarantine/batch=orders-1a2b, no output was written; ")
+    assert str(caught.value).count(", segment orders.qew.17, batch orders-1a2b: ") == 3
+    assert not (tmp_path / "out").exists()
+    assert spark.read.parquet(f"{tmp_path}/out-quarantine").count() == 4
+    assert run(spark, str(batch), out, schema="id BIGINT", max_bad_records=4)["bad"] == 4, "if that is what somebody wants"
+
+
+TABLE = {"format": "parquet", "table": "unnamed"}
+
+
+@pytest.mark.parametrize("output", [{"path": "out"}, TABLE, {"path": "out", "sql": "SELECT * FROM batch LIMIT 1"}])
+def test_a_schema_that_fits_no_record_fails_before_any_output(spark, tmp_path, output):
+    batch = make_batch(tmp_path / "b", lines({"Id": 1, "who": {"x": 1}}, {"Id": 2}), lines({"Id": None, "ID": 3}))
+    outputs = [Output(**{**output, "path": f"{tmp_path}/out"} if "path" in output else output)]
+    quarantine = str(tmp_path / "aside")
+    with pytest.raises(BadArgument) as caught:
+        run(spark, str(batch), outputs, schema="id BIGINT, amount DOUBLE", quarantine=quarantine)
+    assert str(caught.value) == (
+        "the schema: no record has a value in a field of the schema (id, amount); they have Id, who, ID. "
+        "No output was written; names must be equal, letter by letter"
+    )
+    assert not (tmp_path / "out").exists()
+    assert not spark.catalog.tableExists("unnamed")
+
+
+def test_one_value_in_one_field_of_the_schema_is_enough_and_no_value_at_all_is_none(spark, tmp_path):
+    for number, records in enumerate([lines({"Id": 1}, {"id": 7}), lines({"id": None}, {})]):
+        batch = make_batch(tmp_path / f"b{number}", records)
+        found = run(spark, str(batch), [Output(str(tmp_path / f"out{number}"))], schema="id BIGINT")
+        assert (found["good"], found["outputs"][0]["written"]) == (2, 2)
+    batch = make_batch(tmp_path / "b", lines({"Id": 1}))
+    run(spark, str(batch), [Output(str(tmp_path / "out"))], schema="id BIGINT", rescued="more")
+    [row] = spark.read.parquet(str(tmp_path / "out")).collect()
+    assert (row.id, row.more) == (None, '{"Id": 1}'), "nothing is lost"
 
 
 # Codecs

@@ -70,6 +70,21 @@ print(*segments.read_records({str(Path(batch.manifest_path).parent)!r}, body, bo
     assert done.stdout == "[b'one']\n"
 
 
+def test_to_stage_imports_nothing_of_topics_and_repairs(tmp_path: Path) -> None:
+    code = f"""
+import sys
+import qewqew_core
+with qewqew_core.Stage({str(tmp_path / "queue")!r}) as stage:
+    stage.put(b"one")
+    stage.commit("key")
+print(*[name for name in sys.modules if name.startswith(("qewqew_core.topic", "qewqew_core.queue.repair"))])
+for name in qewqew_core.__all__:
+    assert name in dir(qewqew_core) and getattr(qewqew_core, name).__name__ == name, name
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout == "\n"
+
+
 def test_a_queue_and_a_topic_are_the_same_with_and_without_zlib_ng(tmp_path: Path) -> None:
     """As bytes: what one has written, with its checksums, the other reads, verifies, and goes on with."""
     code = """
