@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
+_AFTER_WORK = TriggerRule.ALL_SUCCESS, TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS
+_UNDONE = "it would acknowledge a batch on which the work has failed or was skipped, and its records would be lost"
+
+
 class LeasingOperator(BaseOperator):
     """What operators have in common that lease one batch: from where, and how much."""
 
@@ -198,9 +202,10 @@ class _EndLeaseOperator(BaseOperator):
 class QewQewAckOperator(_EndLeaseOperator):
     """Acknowledges a batch that `QewQewLeaseOperator` leased: the work on it is done, and nobody gets it again.
 
-    Runs if all tasks before it succeeded. If it is retried or cleared, it finds the batch acknowledged and does nothing. It
-    fails without retries, with the name of the error, if the batch was returned, expired, is unknown, or was leased by
-    another task. In that case the work may be there twice, unless it is written by the batch's id.
+    Runs if all tasks before it succeeded; with the ``trigger_rule`` "none_failed_min_one_success" also if some were skipped, for
+    branches. Other rules, and a teardown, raise `BadArgument` when the DAG is parsed. If it is retried or cleared, it finds the
+    batch acknowledged and does nothing. It fails without retries, with the name of the error, if the batch was returned, expired,
+    is unknown, or was leased by another task. In that case the work may be there twice, unless it is written by the batch's id.
 
     Returns (XCom) queue (or topic and reader), batch_id, attempt, records, bytes and state ("acked"). The ``extra`` of the
     events of the assets among its ``outlets`` has the same.
@@ -211,6 +216,15 @@ class QewQewAckOperator(_EndLeaseOperator):
     :param reader: the reader of the topic (templated)
     :param qewqew_conn_id: the connection (templated)
     """
+
+    def __init__(self, *, trigger_rule: str = TriggerRule.ALL_SUCCESS, **kwargs: Any) -> None:
+        if trigger_rule not in _AFTER_WORK:
+            raise BadArgument(f"trigger_rule {trigger_rule!r}: {_UNDONE}; use {' or '.join(map(repr, map(str, _AFTER_WORK)))}")
+        super().__init__(trigger_rule=trigger_rule, **kwargs)
+
+    def as_teardown(self, **kwargs: Any) -> Any:
+        """Raise `BadArgument`: a teardown runs also after work that failed."""
+        raise BadArgument(f"a teardown: {_UNDONE}. Put QewQewAckOperator after the work, and QewQewNackOperator beside it")
 
     def _end(self, batch: Batch) -> bool:
         before = batch.state

@@ -10,10 +10,11 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from qewqew_core import arguments
 from qewqew_core.batch import manifest, segments
+from qewqew_core.batch.arrow import table_of
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.publishing import publish
 from qewqew_core.clock import Clock
@@ -22,6 +23,9 @@ from qewqew_core.disk.files import DISK
 from qewqew_core.disk.opening import refused
 from qewqew_core.errors import BadArgument, BadManifest, BadPath, BatchExpired, Corrupt, QewQewError
 from qewqew_core.formats.zbus import Message
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Endings(Protocol):
@@ -134,6 +138,13 @@ class Batch(NotCopied):
                 return self.records > 0 or not DISK.exists(self.manifest_path)
             time.sleep(0.01)
         return False
+
+    def to_arrow(self, schema: pa.Schema) -> pa.Table:
+        """The records, each one JSON object, as a table of Arrow with these columns, in order; see `arrow.table_of`.
+
+        Raises `BadRecord`, `BadArgument`, and as iterating.
+        """
+        return table_of(self, schema)
 
     def check(self) -> None:
         """Raise `Corrupt` if its directory has the manifest of another batch, and as reading its records if that is damaged or

@@ -93,6 +93,19 @@ def test_an_empty_queue_skips_all_that_follows(run: Any, held: Held, engine: Eng
     assert engine.seen == []
 
 
+@pytest.mark.parametrize("rule", ["all_done", "one_success", "none_failed", "always", "one_failed", "all_done_setup_success"])
+def test_an_acknowledgement_that_does_not_wait_for_the_work_is_refused_when_the_dag_is_parsed(rule: str) -> None:
+    with pytest.raises(BadArgument, match=f"trigger_rule '{rule}': it would acknowledge a batch on which the work has failed"):
+        QewQewAckOperator(task_id="ack", batch="b", queue_name="orders", trigger_rule=rule)
+    with pytest.raises(BadArgument, match="a teardown: it would acknowledge"):
+        QewQewAckOperator(task_id="ack", batch="b", queue_name="orders").as_teardown()
+    with DAG("d", default_args={"trigger_rule": rule}), pytest.raises(BadArgument, match=rule):
+        QewQewAckOperator(task_id="ack", batch="b", queue_name="orders")
+    assert QewQewAckOperator(
+        task_id="ack", batch="b", queue_name="orders", trigger_rule="none_failed_min_one_success"
+    ).trigger_rule
+
+
 def test_a_retry_of_the_engine_works_on_the_same_batch(run: Any, held: Held, engine: Engine) -> None:
     held.put("a")
     engine.fails = 1
