@@ -312,16 +312,18 @@ def _check_segment(segment: Segment, layout: str, partial: bool, where: str, pat
 
 
 def load_of(directory: str, id: str, records: int, size: int, created: int) -> Manifest:
-    """The manifest in the directory of the batch with this id; ``size``: its payload in bytes; ``created``: epoch milliseconds.
-
-    Raises as `load`, and `Corrupt` if it is that of another batch.
-    """
+    """The manifest in the directory of a batch, if it is that of the batch. Raises as `load`, and as `check_of`."""
     found = load(os.path.join(directory, MANIFEST))
+    check_of(found, directory, id, records, size, created)
+    return found
+
+
+def check_of(found: Manifest, directory: str, id: str, records: int, size: int, created: int) -> None:
+    """Raise `Corrupt` if it is not that of the batch with this id; ``size``: its payload in bytes; ``created``: in ms."""
     if (found.id, found.records, found.bytes, found.created) != (id, records, size, _moment(created)):
         it_is = f"{excerpt(found.id, 80)} with {found.records} records, made at {excerpt(found.created, 40)}"
         what = f"the manifest is not that of batch {id} with {records} records, made at {_moment(created)}, but of {it_is}"
         raise Corrupt(f"{what}: somebody has exchanged directories, or brought back an old one", path=directory)
-    return found
 
 
 def _moment(milliseconds: int) -> str:

@@ -118,20 +118,23 @@ def missing_segment(files: Files, path: str, batch: BatchState) -> str | None:
 
 
 def batch_directories(files: Files, path: str) -> Iterator[str]:
-    """Those with records; of an acknowledged batch the manifest alone may be kept, for people."""
+    """The directories that have the name of a batch."""
     prefix = places.numbered_id(path, 0)[:-16]
     for home in (path + places.BATCHES, path + places.DEAD):
         if files.is_directory(home):
             for name in sorted(files.list(home)):
                 directory = os.path.join(home, name)
-                if not name.startswith(prefix) or not files.is_directory(directory):
-                    continue
-                if any(not name.startswith(manifest.MANIFEST) for name in files.list(directory)):
+                if name.startswith(prefix) and files.is_directory(directory):
                     yield directory
 
 
+def has_records(files: Files, directory: str) -> bool:
+    """Whether a batch has more than its manifest, which is kept of an acknowledged one, for people."""
+    return any(not name.startswith(manifest.MANIFEST) for name in files.list(directory))
+
+
 def unknown_batches(files: Files, path: str, state: State) -> Iterator[str]:
-    """The directories with records that the log does not know, not even as expired."""
+    """Those that the log does not know, not even as expired."""
     known = {*state.batches, *state.history.ids()}
     known |= {places.numbered_id(path, number) for _, number in state.expired_keys.values()}
     return (directory for directory in batch_directories(files, path) if os.path.basename(directory) not in known)

@@ -227,7 +227,7 @@ class Decision:
     def _without_log(self, found: Found) -> State:
         if stamp.read(self._files, self._path) is not None:
             what = "the log is missing, and with it the keys, the batches, and what it had of the records"
-        elif any(batch_files.batch_directories(self._files, self._path)):
+        elif any(batch_files.has_records(self._files, each) for each in batch_files.batch_directories(self._files, self._path)):
             what = "there are batches, but no log"
         else:
             what = "header and chunk files contradict themselves"
@@ -319,7 +319,11 @@ class Decision:
         """Batches that the log does not know become dead letters: nobody can say whether they were acknowledged."""
         if lost := state.history.drop_nonsense():
             self._plan.damaged(self._plan.log_path, 0, 0, 0, f"{lost} acknowledged batches in the log are invalid")
+        for there, home in places.bring_home(self._files, self._path, state.with_history()):
+            self._plan.damaged(home, 0, 0, 0, f"the batch was in {there}; it was moved back")
         for directory in list(batch_files.unknown_batches(self._files, self._path, state)):
+            if not batch_files.has_records(self._files, directory):
+                continue
             unknown = BatchState(os.path.basename(directory), [], "dead", 0, 0, 0, 0, 0)
             places.roll_forward_place(self._files, self._path, unknown)
             directory = places.directory_of(self._path, unknown)

@@ -95,8 +95,6 @@ class _Repair:
             if isinstance(replayed.last_json_operation, Repair):
                 self._finish(replayed, replayed.last_json_operation)
         state = self._decision.decide()
-        for there, home in places.bring_home(self._files, self._path, state.with_history()):
-            self._plan.damaged(home, 0, 0, 0, f"the batch was in {there}; it was moved back")
         self._decision.look_into_batches(state)
         self._plan.clock = state.clock
         try:

@@ -57,7 +57,7 @@ def verify(files: Files, path: str, state: State, progress: Callable[[int, int],
                     report.bytes += sum(map(len, records))
                     read()
     for directory in batch_files.unknown_batches(files, path, state):
-        if not report.is_strange(directory):
+        if not report.is_strange(directory) and batch_files.has_records(files, directory):
             report.problems.append(f"{directory}: the log knows no such batch; `qewqew repair` looks what it is")
     report.orphans += [orphan.path for orphan in orphans.find(files, path, state)]
     return report

@@ -49,6 +49,7 @@ _BLOCK = 1 << 20  # characters of JSON that are read at a time
 LONGEST = 64 << 20  # characters of a line, or of a value of JSON: a compressed file of zeros would fill the memory
 _SAMPLE = 20  # lines of CSV in which the delimiter is looked for
 _DELIMITERS = ",;\t|"
+_SAID = re.compile(r"(?i)(?P<quote>\"?)sep=(?P<sign>[^\r\n])(?P=quote)(?P<end>\r?\n|\r)")  # the first line, for Excel
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:[. \xa0']\d{3})+|\d+)(?:,\d+)?")  # where the comma is the decimal sign
 
@@ -380,7 +381,9 @@ def _csv(file: BinaryIO, name: str, reading: Reading, tell: Callable[[str], None
         csv.field_size_limit(LONGEST)
         lines = _limited(text, name)
         first = list(islice(lines, _SAMPLE))
-        delimiter = reading.delimiter or _delimiter(first, reading.quote, name)
+        if said := _SAID.fullmatch(first[0] if first else ""):
+            first[0] = said["end"]  # a blank line, so that the others keep their numbers
+        delimiter = reading.delimiter or (said["sign"] if said else _delimiter(first, reading.quote, name))
         style: dict[str, Any] = {"quotechar": reading.quote} if reading.quote else {"quoting": csv.QUOTE_NONE}
         rows = csv.reader(chain(first, lines), strict=True, delimiter=delimiter, **style)
         names = list(reading.names or next(filter(None, rows), []))

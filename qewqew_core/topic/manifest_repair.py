@@ -13,7 +13,7 @@ from collections.abc import Callable
 from qewqew_core.batch import places
 from qewqew_core.batch.batch_operations import Forget
 from qewqew_core.batch.batch_state import BatchState
-from qewqew_core.batch.manifest import BLOCK, MANIFEST, Manifest, Segment, describing, parse
+from qewqew_core.batch.manifest import BLOCK, MANIFEST, Manifest, Segment, check_of, describing, parse
 from qewqew_core.batch.reports import Damage, RepairReport
 from qewqew_core.batch.segments import read_batch, read_records
 from qewqew_core.disk.files import Files, read_whole
@@ -111,8 +111,7 @@ class BatchRepair:
             body = parse(json.loads(read_whole(self._files, path)), path)
         except (ValueError, RecursionError, OSError) as error:
             raise BadManifest(f"it cannot be read: {error}", path=path) from error
-        if (body.id, body.records, body.bytes) != (batch.id, batch.records, batch.bytes):
-            raise BadManifest("it is not that of the batch", path=path)
+        check_of(body, directory, batch.id, batch.records, batch.bytes, batch.created)
         return body
 
     def _made_anew(self, batch: BatchState, directory: str) -> Manifest:

@@ -146,18 +146,16 @@ class TopicState:
 
     def check(self) -> None:
         """Raises `ValueError` for a state that index, blocks and .sums cannot have and QewQew never writes."""
-        of_index, small, large, positive = [self.start], list[int](), [self.number], [self.number]
+        small, large, positive = [], [self.start, self.number], [self.start, self.number]
         for block in (*self.full, self.last):
-            of_index += [block.block, block.end]
-            small += [block.messages, block.crc]
-            large += [block.base, block.created, block.updated, block.elapsed]
+            small += [block.end, block.messages, block.crc]
+            large += [block.block, block.base, block.created, block.updated, block.elapsed]
             positive += [block.base, block.elapsed, *((block.updated, block.pieces[-1].time) if block.pieces else ())]
         if (
-            any(type(number) is not int or not 0 <= number < 1 << 31 for number in of_index)
-            or any(type(number) is not int or not 0 <= number < 1 << 32 for number in small)
+            any(type(number) is not int or not 0 <= number < 1 << 32 for number in small)
             or any(type(number) is not int or not -(1 << 63) <= number < 1 << 63 for number in large + positive)
             or min(positive) < 0
-            or self.start > self.last.block
+            or not 0 <= self.last.block - self.start < (1 << 31) - 1  # the index counts blocks, and the next one
             or self.dialect not in ("B", "C")
             or any(type(key) is not str or any(type(name) is not str for name in names) for key, names in self.sessions.items())
         ):

@@ -16,6 +16,7 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -913,6 +914,8 @@ def target_manifest(data: bytes) -> None:
                 return
             raise
         assert manifest.parse(json.loads(body.to_json()), "again") == body
+        body = replace(body, created="1970-01-01T00:00:00Z")
+        Path(folder, manifest.MANIFEST).write_bytes(body.to_json())
         state = BatchState(body.id, [body.key], "leased", 1, body.records, body.bytes, 0, 0)
         batch = Batch(None, _Nobody(), state, folder, NO_CLOCK)  # type: ignore[arg-type]
         found = None

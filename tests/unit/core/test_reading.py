@@ -62,6 +62,8 @@ def test_the_delimiter_of_csv_is_found_and_told(delimiter: str, packing: str) ->
         ("a\n1\n2\n", [{"a": "1"}, {"a": "2"}]),
         ("a,b\n1,\n", [{"a": "1", "b": None}]),
         ("a,b\n", []),
+        ("sep=;\r\na;b\r\n1,5;2\r\n", [{"a": "1,5", "b": "2"}]),  # as Excel has it
+        ('"sep=|"\na|b\n1,5|2\n', [{"a": "1,5", "b": "2"}]),
         ("\n\na,b\n1,2\n", [{"a": "1", "b": "2"}]),
         (f"a;b\n{'x' * 200_000};1\n", [{"a": "x" * 200_000, "b": "1"}]),
         ("", []),
