@@ -233,12 +233,13 @@ def run_in(
             if counts.get("read") != batches.records:
                 # A query has not read all, or reads some twice, or a lost task was counted twice.
                 counts = found.counted()
+            whole = counts.get("read") == batches.records
             try:
-                if counts.get("bad") == 0:
+                if whole and counts["bad"] == 0:
                     reasons = aside.stage_none(written_to, judged)
                 else:
                     reasons = found.set_aside(aside, written_to, judged)
-                    if counts.get("bad", sum(reasons.values())) != sum(reasons.values()):
+                    if whole and counts["bad"] != sum(reasons.values()):
                         raise Corrupt(f"{counts['bad']} bad records were found first, then {reasons}", path=str(batches))
             except BatchConflict:
                 # Columns have other types since, maybe by another batch. What this batch has come to is whole.
@@ -255,7 +256,7 @@ def run_in(
                 few = "".join(f"; {each}" for each in aside.first(FEW))
                 where = f"they are in {aside.place}" if aside.show() else f"{aside.place} stays, as outputs lack what is there"
                 raise TooManyBadRecords(f"{said}; {where}, no output was written{few}")
-            if note is None:
+            if whole and note is None:
                 found.check_named(counts)
             write(early=False)
         except BaseException:
