@@ -403,7 +403,8 @@ def test_fields_of_structs_may_be_new_in_files_but_not_in_tables(spark, tmp_path
     ):
         run(spark, str(two), [Output(table=shop)], quarantine=str(tmp_path / "aside"))
     bad = make_batch(tmp_path / "b3", lines({"s": {"a": 1}, "l": [{"x": "text"}]}), batch_id="orders-0000")
-    result = run(spark, str(bad), [Output(str(tmp_path / "out"))], max_bad_records=1)  # an inferred schema has the type that is there
+    # An inferred schema has the type that is there.
+    result = run(spark, str(bad), [Output(str(tmp_path / "out"))], max_bad_records=1)
     assert (result["good"], result["reasons"]) == (0, {"a value does not fit the schema": 1})
     with pytest.raises(BadArgument, match=r"the column 'l.element.x' is bigint there and string in this batch"):
         run(spark, str(bad), [Output(str(tmp_path / "out"))], schema="s STRUCT<a: BIGINT>, l ARRAY<STRUCT<x: STRING>>")
