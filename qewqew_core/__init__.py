@@ -38,10 +38,10 @@ from qewqew_core.queue.orphans import Orphan
 from qewqew_core.queue.queue import Queue
 from qewqew_core.queue.session import Session
 from qewqew_core.queue.stage import Stage
+from qewqew_core.queue.store_stage import StoreStage
 
 if TYPE_CHECKING:
     from qewqew_core.queue.repairing import repair
-    from qewqew_core.queue.store_stage import StoreStage
     from qewqew_core.topic.reader import Reader
     from qewqew_core.topic.topic import Topic
     from qewqew_core.topic.topic_inspection import TopicStats, inspect_reader
@@ -95,7 +95,6 @@ __all__ = [
 # Imported when somebody asks: it takes a third of the time, and a task that stages records in a queue needs none of it.
 _LATE = {
     "Reader": "topic.reader",
-    "StoreStage": "queue.store_stage",
     "Topic": "topic.topic",
     "TopicSession": "topic.topic_session",
     "TopicStats": "topic.topic_inspection",

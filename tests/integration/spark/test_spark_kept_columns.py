@@ -135,7 +135,7 @@ def test_what_a_killed_job_kept_hinders_no_other_one(orders: Orders, monkeypatch
 
 def test_what_is_missing_is_made_from_the_newest_batches(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, schema in enumerate(["old INT", "id INT", "id INT, new INT"]):
-        orders.write(number, {"id": 1}, schema)
+        orders.write(number, {"id": 1, "old": 1}, schema)
     for content in None, b"no columns":
         for file in orders.kept:
             file.unlink()
