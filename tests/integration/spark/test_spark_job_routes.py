@@ -155,9 +155,9 @@ def test_nothing_is_written_where_routes_are_wrong(spark: Any, tmp_path: Path) -
 
 def test_a_batch_without_a_route_has_no_table(spark: Any, tmp_path: Path) -> None:
     output = Output(f"{tmp_path}/lake/{{type}}", route="type")
-    result = run(spark, batch_of(tmp_path, LOST), [output], quarantine=f"{tmp_path}/bad")
+    result = run(spark, batch_of(tmp_path, LOST), [output], quarantine=f"{tmp_path}/bad", max_bad_records=9)
     assert (result["good"], result["bad"], result["outputs"], result["note"]) == (0, len(LOST), [], None)
-    result = run(spark, batch_of(tmp_path, [b"no JSON"]), [output], quarantine=f"{tmp_path}/bad")
+    result = run(spark, batch_of(tmp_path, [b"no JSON"]), [output], quarantine=f"{tmp_path}/bad", max_bad_records=9)
     assert (result["bad"], result["outputs"]) == (1, [])
     assert not (tmp_path / "lake").exists()
 
