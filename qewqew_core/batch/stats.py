@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from qewqew_core import arguments
@@ -37,6 +38,7 @@ class QueueStats:
 
 
 STATES = ("leased", "returned", "dead")
+LONGEST_LEASE = timedelta(days=1)  # who works on a batch for longer has died or forgotten it, for `check` and the page
 
 
 def counts(state: LeaseState, run: bytes) -> dict[str, int]:

@@ -13,12 +13,14 @@ from typing import Annotated
 
 import typer
 
+from qewqew_core.batch.stats import LONGEST_LEASE
 from qewqew_core.cli import terminal
 from qewqew_core.cli.targets import Json
 from qewqew_core.cli.texts import counted
 from qewqew_core.disk.opening import opening
-from qewqew_core.errors import BadPath, Corrupt
-from qewqew_core.tools.monitoring import Watched, age, exposition, file_systems, holdings, watch
+from qewqew_core.errors import BadPath, Corrupt, QewQewError
+from qewqew_core.secrecy import excerpt
+from qewqew_core.tools.monitoring import Watched, age, exposition, file_systems, holdings, long_leases, watch
 
 app = typer.Typer()
 
@@ -55,7 +57,7 @@ def check(
     max_records: Count = None,
     warn_records: Count = None,
     max_lease_age: Annotated[
-        timedelta | None, typer.Option(parser=duration, metavar="TIME", help="How old the oldest lease may be.")
+        timedelta | None, typer.Option(parser=duration, metavar="TIME", help="How long a batch may be leased.", show_default="1d")
     ] = None,
     max_lock_age: Annotated[
         timedelta | None, typer.Option(parser=duration, metavar="TIME", help="How long a process may have a queue open.")
@@ -96,7 +98,7 @@ def check(
         unacknowledged = age(stats.oldest_unacknowledged)
         bound(watched, "a record has not been acknowledged for {}", unacknowledged, {CRITICAL: max_age, WARNING: warn_age})
         bound(watched, "{} records wait", stats.records, {CRITICAL: max_records, WARNING: warn_records})
-        bound(watched, "a batch has been leased for {}", age(stats.oldest_lease), {CRITICAL: max_lease_age})
+        problems += _long_leases(watched, LONGEST_LEASE if max_lease_age is None else max_lease_age)
         bound(watched, "{} dead", stats.dead, {CRITICAL: max_dead})
         if stats.missing:
             lack = counted(stats.missing, "batch lacks its files", "batches lack their files")
@@ -136,6 +138,23 @@ def check(
     for severity, text in problems[1:]:
         terminal.print_line(f"{_NAMES[severity]}: {text}")
     raise typer.Exit(worst)
+
+
+def _long_leases(watched: Watched, limit: timedelta) -> list[tuple[int, str]]:
+    reader = "" if watched.reader is None else f" --reader {watched.reader}"
+    try:
+        found = long_leases(watched, limit)
+    except QewQewError as error:  # it was read a moment ago
+        return [(UNKNOWN, f"{watched.name}: {type(error).__name__}: {error}")]
+    return [
+        (
+            CRITICAL,
+            f"{watched.name}: batch {batch.id} has been leased for {_told(lasted)}, more than {_told(limit)}, by "
+            f"{excerpt(batch.keys[-1], 300)}; if nobody works on it any more, clear the task that leased it, or run "
+            f"`qewqew nack {watched.path} {batch.id}{reader}`",
+        )
+        for batch, lasted in found
+    ]
 
 
 def _told(value: timedelta | int) -> str:

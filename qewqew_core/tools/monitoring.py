@@ -12,10 +12,13 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from qewqew_core import arguments
 from qewqew_core.batch import damage_met
+from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.batch.lease_state import LeaseState
 from qewqew_core.batch.stats import QueueStats
 from qewqew_core.disk import lock
-from qewqew_core.disk.files import look_into
+from qewqew_core.disk.files import DISK, look_into
 from qewqew_core.disk.lock import Holding
 from qewqew_core.errors import QewQewError
 from qewqew_core.limits import now_ms
@@ -101,6 +104,20 @@ def _unread(path: str) -> QueueStats:
     return QueueStats(
         *(stats.messages, stats.bytes, stats.blocks, stats.oldest), 0, 0, 0, stats.on_disk, oldest_unacknowledged=stats.oldest
     )
+
+
+def long_leases(watched: Watched, limit: timedelta) -> list[tuple[BatchState, timedelta]]:
+    """The batches that have been leased for longer than this, now, and for how long; the oldest lease first."""
+    if watched.stats is None or age(watched.stats.oldest_lease) <= limit:
+        return []
+    if watched.reader is None:
+        state: LeaseState = inspect_state(watched.path)[1]
+    else:
+        state = inspect_topic(watched.path)[1].get(watched.reader) or LeaseState()
+    clock = state.clock.now(DISK.boot())
+    leased = [batch for batch in state.batches.values() if batch.state == "leased" and not batch.expired(clock.elapsed)]
+    found = [(batch, age(arguments.moment(clock.shown(batch.changed, batch.since)))) for batch in leased]
+    return sorted((each for each in found if each[1] > limit), key=lambda each: -each[1])
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,31 @@ def test_dead_batches_and_old_leases_ring(tmp_path):
     assert checked(tmp_path, "--max-dead", 1)[0] == 0
     time.sleep(1.1)
     code, text = checked(tmp_path, "--max-dead", 1, "--max-lease-age", "1s")
-    assert (code, bool(re.search(r"orders: a batch has been leased for [0-9.]+ s", text))) == (2, True)
+    assert code == 2
+    assert re.search(r"orders: batch orders-\w+ has been leased for [0-9.]+ s, more than 1 s, by 'b'", text)
+
+
+def test_a_batch_that_has_been_leased_for_a_day_is_named_without_being_asked_for_and_the_command_returns_it(tmp_path, clock):
+    path = tmp_path / "topics" / "events"
+    path.parent.mkdir()
+    with Queue(tmp_path / "orders") as q, Topic(path) as topic, topic.reader("lake") as reader:
+        q.put_many([b"x"] * 50)
+        topic.append(b"x")
+        q.lease("dag|run|gone|-1", max_records=49)
+        reader.lease("by hand")
+        clock.advance(3600)
+        q.lease("dag|run|young {}|-1")
+    clock.advance(23.5 * 3600)
+    code, text = checked(tmp_path)
+    assert (code, text.count("has been leased for")) == (2, 2)
+    assert "by 'dag|run|gone|-1'; if nobody works on it any more" in text
+    for command in re.findall(r"`qewqew ([^`]*)`", text):
+        done(*command.split())
+    assert checked(tmp_path)[0] == 0
+    assert checked(tmp_path, "--max-lease-age", "1h")[0] == 2
+    clock.advance(24 * 3600)
+    assert checked(tmp_path, "--max-lease-age", "3d")[0] == 0
+    assert "by 'dag|run|young {}|-1'" in checked(tmp_path)[1]
 
 
 def test_a_lease_that_is_over_is_no_old_lease(tmp_path):
