@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import task_of
 from qewqew_airflow.page.asked import Act, ActOnAll, Shown
-from qewqew_airflow.page.contents import explained, find_batch, hook_of, state_of
+from qewqew_airflow.page.contents import batch_row, explained, find_batch, hook_of, state_of
 from qewqew_airflow.page.owners import alone, check_abandoned
 from qewqew_airflow.shared.source import Source
 from qewqew_core import BadArgument, BadPath, Batch, BatchConflict, BatchNotFound, QewQewError
@@ -39,14 +39,14 @@ def act_on(connection: Connection, action: str, asked: Act, user: Any) -> dict[s
     """Do it to a batch that is as it was shown. Raises `BatchConflict`, `BatchNotFound`."""
     hook = hook_of(connection)
     path = asked.path(hook)
-    found = find_batch(path, asked.reader, asked.batch)  # opening a queue creates it
+    found, clock = find_batch(path, asked.reader, asked.batch)  # opening a queue creates it
     directory = _check_owner(hook, asked.stem(path), found)
     source = Source(asked.queue, asked.topic, asked.reader)
     with contextlib.ExitStack() as stack:
         if asked.state == "leased":
             if action != "return":
                 raise BadArgument(f"{action}: a leased batch can only be returned, as an attempt may have written some of it")
-            check_abandoned(found)
+            check_abandoned(row := batch_row("leased", found, clock))
             stack.enter_context(alone(directory, found.id))
         elif (asked.state == "returned") != (action == "retry"):
             raise BadArgument(f"{action}: a returned batch can be retried now, a dead one returned, put back or dropped")
@@ -57,7 +57,7 @@ def act_on(connection: Connection, action: str, asked: Act, user: Any) -> dict[s
         if not _is_unchanged(batch, asked, asked.state, found):
             raise BatchConflict(f"batch {batch.id} has changed since you looked: it is {batch.state}, attempt {batch.attempt}")
         if asked.state == "leased":
-            batch.nack(f"{user.get_name()} returned it on the page: its owner was gone")
+            batch.nack(f"{user.get_name()} returned it on the page: its owner was {row['owner']['life']}")
             if batch.state == "returned":
                 batch.retry()
         else:

@@ -40,13 +40,13 @@ from qewqew_airflow.page.budget import Budget, Slow
 from qewqew_airflow.page.contents import (
     Contents,
     RecentContents,
-    add_owners,
     connections,
     each_directory,
     explained,
     find_batch,
     hook_of,
 )
+from qewqew_airflow.page.owners import add_owners
 from qewqew_airflow.page.permissions import may, may_see, may_see_xcoms, owner_hider, shown, told
 from qewqew_airflow.page.samples import Sampler, Samples
 from qewqew_core import BadArgument, BadPath, BatchConflict, BatchExpired, BatchNotFound, Locked, QewQewError
@@ -276,7 +276,7 @@ async def records(connection: ConnectionDep, asked: Annotated[Peek, Query()]) ->
         path = asked.path(hook_of(connection))
         number = asked.number + 1
         if asked.batch is not None:
-            batch = find_batch(path, asked.reader, asked.batch)
+            batch, _ = find_batch(path, asked.reader, asked.batch)
             found = preview.batch_records(directory_of(asked.stem(path), batch), number)
         elif asked.queue is not None:
             found = preview.queue_records(path, number)

@@ -22,7 +22,7 @@ from sqlalchemy import select
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import task_of
 from qewqew_airflow.page.budget import Budget, Slow
-from qewqew_airflow.page.owners import identity, owners_of
+from qewqew_airflow.page.owners import STUCK, add_owners
 from qewqew_airflow.page.samples import LONGEST_GAP, Seen
 from qewqew_core import BatchNotFound, QewQewError, arguments
 from qewqew_core.batch.batch_state import BatchState
@@ -101,20 +101,11 @@ def contents_of(connection: Connection) -> Contents:
 
 
 def _find_stuck(rows: list[dict[str, Any]]) -> None:
-    """Add to each row how many batches are leased by tasks that will not work on them any more."""
+    """Add to each row how many batches are leased by those who will not come back."""
     add_owners([batch for row in rows for batch in row.get("batches", ())])
     for row in rows:
         if "batches" in row:
-            row["stuck"] = sum(batch["owner"] is not None and batch["owner"]["life"] == "gone" for batch in row["batches"])
-
-
-def add_owners(batches: list[dict[str, Any]]) -> None:
-    """Add to each batch that a task has leased what became of its owner, see `owners`."""
-    leased = [batch for batch in batches if batch["state"] == "leased" and batch["task"] is not None]
-    found = owners_of(batch["task"] for batch in leased)
-    for batch in leased:
-        life, why = found[identity(batch["task"])]
-        batch["owner"] = {"life": life, "why": why}
+            row["stuck"] = sum(batch["owner"] is not None and batch["owner"]["life"] in STUCK for batch in row["batches"])
 
 
 def each_directory(budget: Budget, use: Callable[[str, Callable[[], list[Seen]]], None]) -> None:
@@ -235,13 +226,14 @@ def state_of(path: str, reader: str | None) -> LeaseState:
     return topic_inspection.inspect_topic(path)[1].get(reader) or LeaseState()
 
 
-def find_batch(path: str, reader: str | None, batch_id: str) -> BatchState:
-    """A batch of a queue, or of a reader of a topic, without a lock. Raises `BatchNotFound`."""
-    if (found := state_of(path, reader).find(batch_id)) is None:
+def find_batch(path: str, reader: str | None, batch_id: str) -> tuple[BatchState, Clock]:
+    """A batch of a queue, or of a reader of a topic, without a lock, and the time there. Raises `BatchNotFound`."""
+    state = state_of(path, reader)
+    if (found := state.find(batch_id)) is None:
         raise BatchNotFound(
             f"batch {excerpt(batch_id, 120)} no longer exists: it was put back, dropped, or acknowledged long ago"
         )
-    return found
+    return found, state.clock.now(DISK.boot())
 
 
 class RecentContents:

@@ -16,6 +16,7 @@ import pytest
 
 from demo.local_airflow import LocalAirflow
 from qewqew_core import Message, Queue, Topic
+from qewqew_core.limits import LIMITS
 from qewqew_core.tools import marker
 
 if TYPE_CHECKING:
@@ -504,6 +505,27 @@ def test_a_viewer_sees_numbers_and_can_do_nothing(opened: Callable[..., InAirflo
     airflow.open("flights")
     airflow.frame.get_by_text("of a DAG that you may not see").first.wait_for()
     assert airflow.button(re.compile("Peek|Drop|Return|Put back")).count() == 0
+
+
+def test_a_batch_that_was_leased_by_hand_days_ago_is_stuck_and_is_returned(
+    opened: Callable[..., InAirflow], queues: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from playwright.sync_api import expect
+
+    with monkeypatch.context() as ago:
+        ago.setattr(LIMITS, "clock", lambda: time.time_ns() - 2 * 86_400 * 10**9)
+        with Queue(queues / "by hand") as queue:
+            queue.put(b"x")
+            queue.lease("a program that was killed")
+    airflow = opened()
+    wrong = airflow.frame.get_by_role("region", name="What is wrong")
+    expect(wrong.locator("summary").filter(has_text="by hand")).to_contain_text("1 stuck")
+    airflow.open("by hand")
+    expect(airflow.frame.get_by_text("Does it still work on the batch?")).to_contain_text("a program that was killed")
+    airflow.button(re.compile("^Return batch")).click()
+    expect(airflow.frame.get_by_text("first make sure that nobody works on it any more")).to_be_visible()
+    airflow.button("Return").click()
+    expect(airflow.frame.get_by_text("its owner was overdue")).to_be_visible()
 
 
 def test_the_owner_of_a_batch_is_linked_to_airflows_page_of_the_task(opened: Callable[..., InAirflow], server: ApiServer) -> None:

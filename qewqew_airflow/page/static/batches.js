@@ -55,12 +55,15 @@ export function batchesPart(route, connection, { batches, more, error }) {
 
 export const isSought = (route, batch) => batch.id === route.batch || (route.key && route.key === batch.key);
 
+// Leased, and its owner will not come back, or has had it for longer than any work takes: see owners.py
+const isStuck = batch => batch.state === "leased" && ["gone", "overdue"].includes(batch.owner?.life);
+
 // told: of a dead batch, the reason that is shown above it
 function batchRow(route, connection, batch, told) {
   const payload = { connection: route.connection, place: placeOf(route, batch.reader), batch };
   const button = (act, text, danger) =>
     h(`button.act${danger ? ".danger" : ""}`, { type: "button", do: act, payload, "aria-label": `${text} batch ${batch.id}` }, text);
-  const stuck = batch.state === "leased" && batch.owner?.life === "gone";
+  const stuck = isStuck(batch);
   const acts = [connection?.peek && batch.state !== "gone" && button("peekBatch", "Peek"),
     connection?.act && (batch.state === "dead" || stuck) && button("return", "Return"), connection?.act && batch.due && button("retry", "Retry now"),
     connection?.act && batch.state === "dead" && [button("put-back", "Put back"), button("drop", "Drop", true)]];
@@ -71,7 +74,8 @@ function batchRow(route, connection, batch, told) {
       batch.due && h("div.quiet.small", { title: "It failed: the next lease may have it then." }, `due in ${duration(secondsUntil(batch.due))}`)),
     h("td", {}, owner(batch), batch.reader && h("div.quiet.small", {}, `reader ${batch.reader}`), h("code.small", {}, batch.id),
       stagers(batch), batch.reason && batch.reason !== told && h("div.reason", {}, batch.reason), told !== undefined && result(batch),
-      stuck && h("div.reason", {}, `Nobody works on it: ${batch.owner.why}.`)),
+      stuck && h("div.reason", {}, batch.owner.life === "gone" ? `Nobody works on it: ${batch.owner.why}.`
+        : `Leased for a long time: ${batch.owner.why}. Does it still work on the batch?`)),
     h("td", { title: `${plural(batch.records, "record")}, ${plural(batch.bytes, "byte")}` }, short(batch.records)),
     numberCell(batch.attempt, ["lease"]), h("td", {}, result(batch)), h("td", {}, times(batch)), h("td", {}, acts)];
   return { key: `${batch.reader ?? ""} ${batch.id}`, classes: isSought(route, batch) ? ".sought" : "",

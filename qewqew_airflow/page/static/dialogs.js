@@ -60,14 +60,17 @@ const ALL = {
   return: "The next leases get each of them first, whole, as one more attempt. What fails again is dead again. A batch that has changed since it was shown is left alone.",
   drop: "Their records are deleted permanently. Nothing brings them back. A batch that has changed since it was shown is left alone.",
 };
-const RETURN_LEASED = "Airflow says that nobody works on it any more. The next lease gets the batch first, whole, as one more attempt; after " +
-  "too many attempts it is dead instead. If its Spark driver runs elsewhere (cluster mode), make sure that this has ended.";
+const RETURN_LEASED = "The next lease gets the batch first, whole, as one more attempt; after too many attempts it is dead instead. ";
+const OWNERS = {
+  gone: "Airflow says that nobody works on it any more. If its Spark driver runs elsewhere (cluster mode), make sure that this has ended.",
+  overdue: "Airflow does not know who leased it: first make sure that nobody works on it any more.",
+};
 const DONE = { return: "Returned", "put-back": "Put back", drop: "Dropped", retry: "Due now" };
 const AT_ONCE = 50; // batches of a request
 let pending; // what is to be done when it is confirmed
 
 export function confirmAct(act, payload) {
-  const { batch, place } = payload, [verb, text] = batch.state === "leased" ? ["Return", RETURN_LEASED] : ACTS[act];
+  const { batch, place } = payload, [verb, text] = batch.state === "leased" ? ["Return", RETURN_LEASED + OWNERS[batch.owner.life]] : ACTS[act];
   pending = { act, doIt: doOne, ...payload };
   confirm(verb, plural(batch.records, "record"),
     `${batch.state === "leased" ? "Leased batch" : "Batch"} ${batch.id} of ${whereIs(place)}. ${text}`);

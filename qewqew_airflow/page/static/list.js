@@ -72,7 +72,7 @@ function problemOf(state, connection, kind, row) {
   }
   if (stuck) {
     badges.push([`${short(stuck)} stuck`, "dead"]);
-    texts.push(`${plural(stuck, "batch", "batches")} leased by a task that will not work on it any more. It can be returned.`);
+    texts.push(`${plural(stuck, "batch", "batches")} leased by those who will not come back: you can return what nobody works on.`);
   }
   if (late) {
     badges.push([`late: ${age(row.oldest)}`, "returned"]);
