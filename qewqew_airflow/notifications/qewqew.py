@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -16,14 +17,17 @@ from qewqew_core import BadArgument
 from qewqew_core.tools.rows import encode
 
 if TYPE_CHECKING:
+    import jinja2
     from airflow.sdk import Context
 
 
 class QewQewNotifier(BaseNotifier):
-    """Stages one record, a JSON object, each time that a callback is called: ``on_failure_callback=QewQewNotifier(…)``.
+    """Stages one record, a JSON object, each time that a callback is called: ``on_failure_callback=QewQewNotifier(…)``, or
+    ``DeadlineAlert(…, callback=AsyncCallback(QewQewNotifier, {"queue_name": …}))``.
 
-    It has dag_id, run_id, state and at (ISO 8601), and for a task also task_id, map_index, try_number and exception (type
-    and text, or None). If a callback is called twice for one try of a task, it stages once.
+    It has dag_id, run_id, state and at (ISO 8601); of a DAG run also reason, of a missed deadline deadline (ISO 8601), and of a
+    task task_id, map_index, try_number and exception (type and text, or None). If a callback is called twice for the same, it
+    stages once. In templates, the callback of a deadline has no more than ``dag_run`` and ``deadline``.
 
     :param queue_name: file name of the queue in the connection's directory (templated)
     :param topic: instead of queue_name: name of the topic there (templated)
@@ -50,12 +54,26 @@ class QewQewNotifier(BaseNotifier):
         check_either(queue_name, topic)
         if extra is not None and not isinstance(extra, Mapping):
             raise BadArgument(f"extra must be a dict, not {type(extra).__name__}")
+        self._templates = {name: getattr(self, name) for name in self.template_fields}
+
+    def render_template_fields(self, context: Context, jinja_env: jinja2.Environment | None = None) -> None:
+        """Render what was given: one process calls the callbacks of several DAGs, which may share a notifier."""
+        for name, value in self._templates.items():
+            setattr(self, name, value)
+        super().render_template_fields(context, jinja_env)
 
     def notify(self, context: Context) -> None:
+        self._stage(QewQewHook(self.qewqew_conn_id), context)
+
+    async def async_notify(self, context: Context) -> None:
+        hook = QewQewHook(self.qewqew_conn_id)
+        await hook.aload()
+        await asyncio.to_thread(self._stage, hook, context)
+
+    def _stage(self, hook: QewQewHook, context: Context) -> None:
         event = event_of(context)
         record = encode({**event, "at": datetime.now(UTC).isoformat(), **masked(self.extra or {})}, 0)
         key = make_key("notice", *event.values())
-        hook = QewQewHook(self.qewqew_conn_id)
         if self.topic is not None:
             with hook.topic(self.topic) as topic:
                 topic.append_many([record], key=key)
@@ -67,13 +85,19 @@ class QewQewNotifier(BaseNotifier):
 
 
 def event_of(context: Context) -> dict[str, Any]:
-    """What happened to the task, or to the DAG run if this is its callback."""
-    ti, run = context.get("ti"), context.get("dag_run")
-    if ti is None:
-        if run is None:
-            raise BadArgument("the notifier is for callbacks of tasks and DAGs, but this context has neither ti nor dag_run")
-        return {"dag_id": run.dag_id, "run_id": run.run_id, "state": _text(run.state)}
-    exception = context.get("exception")
+    """What happened: to the DAG run if this is its callback, to a deadline of it, or else to the task."""
+    found: Mapping[str, Any] = context  # that of a deadline, and of a DAG whose tasks are gone, has other things than it says
+    if "deadline" in found:
+        run, deadline = found["dag_run"], found["deadline"]["deadline_time"]
+        missed = deadline if isinstance(deadline, str) else deadline.isoformat()
+        return {"dag_id": run["dag_id"], "run_id": run["dag_run_id"], "state": run["state"], "deadline": missed}
+    if "reason" in found:  # only in callbacks of DAGs, which have the last task, too
+        reason = found["reason"]
+        state = "success" if reason == "success" else "failed"
+        return {"dag_id": found["dag"].dag_id, "run_id": found["run_id"], "state": state, "reason": reason}
+    if (ti := found.get("ti")) is None:
+        raise BadArgument("the notifier is for callbacks of tasks, DAGs and deadlines, and this context is of none of them")
+    exception = found.get("exception")
     told = exception if exception is None or isinstance(exception, str) else f"{type(exception).__name__}: {exception}"
     return {
         "dag_id": ti.dag_id,
