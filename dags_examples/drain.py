@@ -1,9 +1,9 @@
 """Many hosts, one Iceberg table: each host publishes what waits in its queue, and one DAG drains what is published.
 
 ``publish_<host>`` runs in the lane of its host (see ``lanes.py``): a task stages, here made-up orders, and another one publishes
-batches below ``QEWQEW_DEMO_OUTPUT``, a path or URL that all hosts reach, such as ``s3://lake``. ``drain`` knows no host. It lists
-what is there, appends it to ``lake.shop.orders`` in one commit, and removes it. Nobody waits for anybody: a host that is down is
-missing, and its batches come when it is back. Why each step may be repeated: docs/spark/drain.md.
+what waits below ``QEWQEW_DEMO_OUTPUT``, a path or URL that all hosts reach, such as ``s3://lake``. ``drain`` knows no host. It
+lists what is there, appends it to ``lake.shop.orders`` in one commit, and removes it. Nobody waits for anybody: a host that is
+down is missing, and its batches come when it is back. Why each step may be repeated: docs/spark/drain.md.
 """
 
 from __future__ import annotations
@@ -13,43 +13,21 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-from airflow.sdk import DAG, task
+from airflow.sdk import DAG
 
-from qewqew_airflow.hooks.qewqew import QewQewHook
-from qewqew_airflow.keys import task_key
 from qewqew_airflow.operators.drain import QewQewDrainOperator
+from qewqew_airflow.operators.publish import QewQewPublishOperator
 from qewqew_airflow.operators.stage import QewQewStageOperator
 
 OUTPUT = os.environ.get("QEWQEW_DEMO_OUTPUT", "/tmp/qewqew-demo")  # noqa: S108
 PREFIX = f"{OUTPUT}/published/orders"  # nothing else is there
 HOSTS = os.environ.get("QEWQEW_DEMO_HOSTS", "w1,w2").split(",")
 LAKE = {"type": "sql", "uri": f"sqlite:///{OUTPUT}/catalog.db", "warehouse": f"file://{OUTPUT}/warehouse"}
-LARGEST = 100_000  # records of a batch
-LEASE = timedelta(hours=1)  # if the task dies for good, the next run publishes its batch, under the same id
 
 
 def orders(host: str) -> Iterator[dict[str, Any]]:
     """What this host has: here, made up."""
     yield from ({"id": n, "host": host, "amount": n / 4} for n in range(1000))
-
-
-@task
-def publish(host: str, **context: Any) -> list[str]:
-    """Publish what waits in the queue of the host, batch by batch; returns their ids.
-
-    A batch is acknowledged as soon as it is published: from then on the copy is what counts.
-    """
-    hook, done = QewQewHook(f"qewqew_{host}"), list[str]()
-    while True:
-        with hook.queue("orders") as queue:
-            batch = queue.lease(f"{task_key(context)} {len(done)}", LARGEST, lease_timeout=LEASE.total_seconds())
-        if batch is None:
-            return done
-        if batch.state != "acked":  # else an earlier try has published it
-            batch.publish(PREFIX)  # the queue is free meanwhile
-            with hook.queue("orders") as queue:
-                queue.batch(batch.id).ack()
-        done.append(batch.id)
 
 
 for host in HOSTS:
@@ -60,14 +38,10 @@ for host in HOSTS:
         default_args={"retries": 2, "retry_delay": timedelta(seconds=5), "queue": host},  # Airflow's queue: the lane
         tags=["qewqew"],
     ):
-        stage = QewQewStageOperator(
-            task_id="stage",
-            qewqew_conn_id=f"qewqew_{host}",
-            queue_name="orders",
-            records=orders,
-            op_kwargs={"host": host},
-        )
-        stage >> publish(host)
+        queue = {"qewqew_conn_id": f"qewqew_{host}", "queue_name": "orders"}
+        stage = QewQewStageOperator(task_id="stage", records=orders, op_kwargs={"host": host}, **queue)
+        # If the task dies for good, the next run publishes its batch when the lease has ended.
+        stage >> QewQewPublishOperator(task_id="publish", prefix=PREFIX, lease_timeout=timedelta(hours=1), **queue)
 
 with DAG(
     "drain",

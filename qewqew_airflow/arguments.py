@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import XComArg
+from airflow.sdk import ObjectStoragePath, XComArg
 
 from qewqew_core import BadArgument
+from qewqew_core.batch.store import store_of
 from qewqew_core.secrecy import excerpt
 
 LARGEST = 2**63 - 1
@@ -79,6 +81,22 @@ def seconds(name: str, value: Any, *, low: float = 0.0, high: timedelta = LONGES
     if not low <= number <= high.total_seconds():
         raise BadArgument(f"{name} is {number:,} s; it must be from {low:g} s to {high.days:,} days")
     return timedelta(seconds=number)
+
+
+def place(name: str, value: Any) -> Any:
+    """``value`` (a directory, or the URL of a store) as text; a template or an XCom as it is."""
+    if is_rendered_later(value):
+        return value
+    if getattr(value, "conn_id", None):
+        raise BadArgument(
+            f"{name}: {value} needs a connection of Airflow's, which is not used here; give its URL as text, and the credentials "
+            "in the environment"
+        )
+    text = str(value) if isinstance(value, (os.PathLike, ObjectStoragePath)) else value
+    if not isinstance(text, str) or not text:
+        raise BadArgument(f"{name} must be a directory or a URL, not {excerpt(text, 80)}")
+    store_of(text)
+    return text
 
 
 # Of what is leased.

@@ -17,7 +17,8 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": name,
                 "python-modules": [
-                    f"qewqew_airflow.operators.{module}" for module in ("stage", "leases", "process", "spark_submit", "drain")
+                    f"qewqew_airflow.operators.{module}"
+                    for module in ("stage", "leases", "process", "publish", "spark_submit", "drain")
                 ],
             }
         ],

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qewqew_airflow import errors
-from qewqew_airflow.arguments import is_rendered_later
+from qewqew_airflow.arguments import is_rendered_later, place
 from qewqew_airflow.assets.qewqew import write_counts
 from qewqew_airflow.links.qewqew import SparkLink
 from qewqew_airflow.operators import spark_job
@@ -15,8 +15,6 @@ from qewqew_airflow.operators.spark_operator import SparkJobOperator
 from qewqew_airflow.operators.spark_worker import end_with_supervisor
 from qewqew_airflow.shared.masking import masked
 from qewqew_core import BadArgument
-from qewqew_core.batch.store import store_of
-from qewqew_core.secrecy import excerpt
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -76,11 +74,7 @@ class QewQewDrainOperator(SparkJobOperator):
 
     def _check_job(self) -> None:
         super()._check_job()
-        self.prefix = spark_job.with_texts_for_paths(self.prefix)
-        if not isinstance(self.prefix, str) or not self.prefix:
-            raise BadArgument(f"prefix must be a directory or a URL, not {excerpt(self.prefix, 80)}")
-        if not is_rendered_later(self.prefix):
-            store_of(self.prefix)
+        self.prefix = place("prefix", self.prefix)
         if isinstance(self.outputs, (list, tuple)) and not is_rendered_later(self.outputs):
             spark_job.check_drain(self.outputs)
 

@@ -1,4 +1,4 @@
-"""Process one batch in the task itself, by a Python function: lease, work, acknowledge."""
+"""Process one batch in the task itself: lease, work, acknowledge. Here a Python function does the work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from qewqew_airflow.operators.batch import is_last_try, lease, numbers, return_l
 from qewqew_airflow.operators.leases import LeasingOperator
 from qewqew_airflow.shared.records import awaited
 from qewqew_airflow.shared.source import Source
-from qewqew_core import BadArgument
+from qewqew_core import BadArgument, Batch
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -31,7 +31,49 @@ if TYPE_CHECKING:
 BATCH = "batch"  # the parameter of the function that gets it
 
 
-class QewQewProcessOperator(LeasingOperator):
+class WorkingOperator(LeasingOperator):
+    """What operators have in common that work on a batch in the task itself: lease, work, acknowledge, or return it."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        hook, source, key = QewQewHook(self.qewqew_conn_id), self._source(), task_key(context)
+        try:
+            with no_retry_for_the_hopeless():
+                self._check()
+                leased = lease(hook, source, key, self.max_records, self.max_bytes, self.lease_timeout)
+            # The work is done in this thread: an interrupt ends it if the batch becomes somebody else's.
+            with leased.alone(_thread.interrupt_main):
+                with leased.extended(_thread.interrupt_main):
+                    more = self._work(leased.batch, context)
+                leased.acknowledge()
+        except AirflowSkipException:
+            raise
+        except BaseException as error:  # AirflowTaskTimeout is a BaseException
+            self._after_failure(context, hook, source, key, error)
+            raise
+        result = {**source.names(), **numbers(leased.batch)}
+        write_counts(context, self.outlets, result)
+        return {**result, **leased.oldest, **more}
+
+    def _check(self) -> None:
+        """Raise `BadArgument` if what was rendered is wrong, before anything is leased."""
+        read_arguments(self, LIMITS)
+
+    def _work(self, batch: Batch, context: Context) -> dict[str, Any]:
+        """Do the work; returns what it adds to the result."""
+        raise NotImplementedError
+
+    def _after_failure(self, context: Context, hook: QewQewHook, source: Source, key: str, error: BaseException) -> None:
+        if isinstance(error, LeaseLost):  # a lease under the key is now another try's
+            return
+        if is_last_try(self, context, error):
+            return_leased(hook, source, key, error)
+        else:
+            ti = context["ti"]
+            said = "Try %d of %d failed: a lease under %s stays for the next try"
+            self.log.info(said, ti.try_number, ti.max_tries + 1, key)
+
+
+class QewQewProcessOperator(WorkingOperator):
     """Leases one batch, calls a function with it, and acknowledges it when the function has returned.
 
     The function has a parameter ``batch``, a `Batch`: iterate over it for the records (of a topic: over ``batch.messages()``).
@@ -82,37 +124,7 @@ class QewQewProcessOperator(LeasingOperator):
             name = getattr(python_callable, "__name__", python_callable)
             raise BadArgument(f"the function {name} has no parameter {BATCH!r}, which gets the batch: def {name}({BATCH}): …")
 
-    def execute(self, context: Context) -> dict[str, Any]:
-        hook, source, key = QewQewHook(self.qewqew_conn_id), self._source(), task_key(context)
-        try:
-            with no_retry_for_the_hopeless():
-                read_arguments(self, LIMITS)
-                leased = lease(hook, source, key, self.max_records, self.max_bytes, self.lease_timeout)
-            # The function runs in this thread: an interrupt ends it if the batch becomes somebody else's.
-            with leased.alone(_thread.interrupt_main):
-                with leased.extended(_thread.interrupt_main):
-                    returned = self._call({**context, BATCH: leased.batch})
-                leased.acknowledge()
-        except AirflowSkipException:
-            raise
-        except BaseException as error:  # AirflowTaskTimeout is a BaseException
-            self._after_failure(context, hook, source, key, error)
-            raise
-        result = {**source.names(), **numbers(leased.batch)}
-        write_counts(context, self.outlets, result)
-        return {**result, **leased.oldest, **({} if returned is None else {"returned": returned})}
-
-    def _call(self, context: Mapping[str, Any]) -> Any:
-        args = self.op_args or ()
-        given = {**context, **(self.op_kwargs or {}), BATCH: context[BATCH]}
-        return awaited(self.python_callable(*args, **determine_kwargs(self.python_callable, args, given)))
-
-    def _after_failure(self, context: Context, hook: QewQewHook, source: Source, key: str, error: BaseException) -> None:
-        if isinstance(error, LeaseLost):  # a lease under the key is now another try's
-            return
-        if is_last_try(self, context, error):
-            return_leased(hook, source, key, error)
-        else:
-            ti = context["ti"]
-            said = "Try %d of %d failed: a lease under %s stays for the next try"
-            self.log.info(said, ti.try_number, ti.max_tries + 1, key)
+    def _work(self, batch: Batch, context: Context) -> dict[str, Any]:
+        args, given = self.op_args or (), {**context, **(self.op_kwargs or {}), BATCH: batch}
+        returned = awaited(self.python_callable(*args, **determine_kwargs(self.python_callable, args, given)))
+        return {} if returned is None else {"returned": returned}

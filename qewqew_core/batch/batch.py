@@ -157,6 +157,7 @@ class Batch(NotCopied):
         self,
         url: str | os.PathLike[str],
         *,
+        name: str | None = None,
         options: Mapping[str, Any] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> str:
@@ -166,7 +167,7 @@ class Batch(NotCopied):
         """
         with self._reading() as directory:
             manifest.load_of(directory, self.id, self.records, self.bytes, self.made)
-            return publish(directory, url, options=options, progress=progress)
+            return publish(directory, url, name=name, options=options, progress=progress)
 
     def __len__(self) -> int:
         return self.records

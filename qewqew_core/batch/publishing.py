@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,15 +20,19 @@ from qewqew_core.batch.segments import SegmentFile, open_file
 from qewqew_core.batch.store import Local, Store, local_path, store_of
 from qewqew_core.crc import crc32
 from qewqew_core.disk.opening import adding
-from qewqew_core.errors import BadManifest, BadPath, StoreError
+from qewqew_core.errors import BadArgument, BadManifest, BadPath, StoreError
+from qewqew_core.secrecy import excerpt
 
 _STEP = 4 << 20  # bytes that are in memory, beside what a store's client keeps
+_NAME = re.compile(r"[\w-][\w.-]*")
+_TRIES = 3  # a drain may remove an earlier copy of the batch just now
 
 
 def publish(
     batch: str | os.PathLike[str],
     url: str | os.PathLike[str],
     *,
+    name: str | None = None,
     options: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> str:
@@ -39,6 +44,7 @@ def publish(
     checksums of whole files, and sends those that are missing or differ. Publishing a batch twice gives the same, except for key
     and attempt, which are those of its last lease.
 
+    ``name``: the id of the copy, if it is not to be that of the batch, which a later batch of the same key has too.
     ``options``: see `store.store_of`. ``progress`` is called with the bytes done so far, and with how many there are.
 
     Raises `BadManifest` and `Corrupt` (the batch is damaged: it is not published), `BadPath` if another batch is there, or
@@ -46,7 +52,11 @@ def publish(
     """
     body = manifest.load(batch)
     source = Local(os.path.dirname(manifest.manifest_path(batch)))
-    if re.fullmatch(r"[\w-][\w.-]*", body.id) is None:
+    if name is not None:
+        if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+            raise BadArgument(f"name is letters, digits and _-., as the name of a directory, not {excerpt(name, 100)}")
+        body = replace(body, id=name)
+    if _NAME.fullmatch(body.id) is None:
         raise BadManifest(f"the id {body.id!r} cannot be the name of a directory", path=source.locate(MANIFEST))
     url = check_path_text("batch", url)
     local = local_path(url)
@@ -55,7 +65,13 @@ def publish(
     with adding(target.path, "batch"):
         _check(target, body)
         target.clean()
-        _copy(body, source, target, progress or (lambda done, total: None))
+        for left in reversed(range(_TRIES)):
+            try:
+                _copy(body, source, target, progress or (lambda done, total: None))
+                break
+            except (FileNotFoundError, BadPath, StoreError) as error:
+                if not left or not isinstance(error.__cause__ or error, FileNotFoundError):
+                    raise
     return path
 
 

@@ -14,6 +14,7 @@ from airflow.sdk import Asset
 from qewqew_airflow.assets.qewqew import convert_asset_to_openlineage, create_asset
 from qewqew_airflow.links.qewqew import QewQewLink
 from qewqew_airflow.operators.leases import QewQewAckOperator
+from qewqew_airflow.operators.publish import QewQewPublishOperator
 from qewqew_airflow.operators.stage import QewQewStageOperator
 from qewqew_airflow.shared.lineage import written_output
 from qewqew_core import BadArgument
@@ -67,6 +68,15 @@ def test_outputs_are_named_by_the_rules_of_openlineage(output: dict[str, Any], n
     assert (dataset.namespace, dataset.name) == (namespace, name)
     assert dataset.outputFacets["outputStatistics"].rowCount == 7
     assert written_output(output, "spark_default").outputFacets == {}
+
+
+def test_what_is_published_comes_from_the_queue_and_goes_to_the_prefix() -> None:
+    publish = QewQewPublishOperator(task_id="t", queue_name="orders", qewqew_conn_id="shop", prefix="s3://lake/batches")
+    found = publish.get_openlineage_facets_on_complete(None)
+    assert [(each.namespace, each.name) for each in (*found.inputs, *found.outputs)] == [
+        ("qewqew://shop", "orders"),
+        ("s3://lake", "batches"),
+    ]
 
 
 def test_the_link_of_a_task_leads_to_its_batch_and_holds_behind_a_prefix() -> None:

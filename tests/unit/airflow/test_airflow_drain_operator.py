@@ -30,7 +30,7 @@ def operator(**more: Any) -> QewQewDrainOperator:
         ({"prefix": ""}, "prefix must be a directory or a URL, not ''"),
         ({"prefix": 7}, "prefix must be a directory or a URL, not 7"),
         ({"prefix": "s3://user:hushhush@lake/orders"}, "the s3 URL contains a password"),
-        ({"prefix": ObjectStoragePath("s3://conn@lake/orders")}, "needs a connection of Airflow's, which Spark does not know"),
+        ({"prefix": ObjectStoragePath("s3://conn@lake/orders")}, "needs a connection of Airflow's, which is not used here"),
         ({"application": "mine.py"}, "the application of a drain is drain.py"),
         ({"application_args": ["x"]}, "the application of a drain is drain.py"),
         ({"max_bad_records": -1}, "max_bad_records is -1"),

@@ -452,13 +452,52 @@ def test_what_is_in_the_way_of_a_published_file_is_named_and_stays_or_gives_way(
 
 @pytest.mark.parametrize("how", ["moved", "removed"])
 def test_a_directory_that_goes_while_a_batch_is_published_into_it(batch, tmp_path, how):
-    place, going = tmp_path / "published" / batch.id, iter([shutil.rmtree if how == "removed" else shutil.move])
+    place, left = tmp_path / "published" / batch.id, 1  # as by a drain that has taken an earlier copy
 
     def go(done, total):
-        if done and (act := next(going, None)):
-            act(place, *([tmp_path / "moved"] if how == "moved" else []))
+        nonlocal left
+        if done and left:
+            left -= 1
+            shutil.rmtree(place) if how == "removed" else shutil.move(place, tmp_path / f"moved {left}")
 
+    assert records_of(batch.publish(place.parent, progress=go)) == RECORDS
+    shutil.rmtree(place)
+    left = 1000
     with pytest.raises((BadPath, StoreError), match=r"it is gone after it was written|this directory was moved or removed"):
         batch.publish(place.parent, progress=go)
     assert not (place / manifest.MANIFEST).exists()
     assert records_of(batch.publish(place.parent)) == RECORDS
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_what_two_publish_at_once_is_never_mixed(batch, url, drained):
+    """The second one begins and ends while the first one writes, as when that was cut off; and a drain takes what it finds."""
+    others = iter([lambda: publish(batch.manifest_path, url)])
+
+    def other(done, total):
+        if done and (act := next(others, None)):
+            act()
+            if drained:
+                assert records_of(published.place(url, batch.id)) == RECORDS
+                published.remove(url, [batch.id])
+
+    store = store_of(batch.publish(url, progress=other))
+    assert published.complete(url) == [batch.id]
+    for name in store.below():  # what a drain has taken may be missing now, and the next drain knows the batch
+        assert name == manifest.MANIFEST or store.read(name) == (folder_of(batch) / name).read_bytes()
+    published.remove(url, [batch.id])
+    assert published.complete(url) == []
+
+
+def test_a_copy_may_have_a_name_of_its_own(batch, url):
+    name = f"{batch.id}-{batch.made:x}"
+    path = batch.publish(url, name=name)
+    assert (path.rpartition("/")[2], published.complete(url), manifest.load(path).id) == (name, [name], name)
+    assert (records_of(path), published.load(url, [name])[0].records) == (RECORDS, len(RECORDS))
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", ".hidden", "a b", 7])
+def test_a_name_that_cannot_be_that_of_a_directory_is_refused(batch, tmp_path, name):
+    with pytest.raises(BadArgument, match="name is letters, digits"):
+        batch.publish(tmp_path / "published", name=name)
+    assert not (tmp_path / "published").exists()
