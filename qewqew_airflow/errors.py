@@ -10,6 +10,8 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 
 from qewqew_core import BadArgument, BadManifest, BadPath, Corrupt, QewQewError, RecordTooLarge
 from qewqew_core.batch import damage_met
+from qewqew_core.errors import JavaNotFound as JavaNotFound
+from qewqew_core.errors import SparkSubmitNotFound as SparkSubmitNotFound
 from qewqew_core.tools import listing
 
 
@@ -23,14 +25,6 @@ class WrongConnection(BadArgument):
 
 class SparkConnectionMissing(QewQewError):
     """The Spark connection does not exist or names no master. Airflow's Spark provider would submit to YARN."""
-
-
-class SparkSubmitNotFound(QewQewError):
-    """There is no spark-submit on this worker."""
-
-
-class JavaNotFound(QewQewError):
-    """spark-submit needs Java, and this worker does not have it."""
 
 
 class SparkJobFailed(QewQewError, AirflowException):

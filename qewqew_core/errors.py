@@ -129,3 +129,11 @@ class BadManifest(QewQewError, ValueError):
 
 class StoreError(QewQewError, OSError):
     """A store that is reached by URL did not do what it was asked for: no permission, no connection, a time-out."""
+
+
+class SparkSubmitNotFound(QewQewError):
+    """There is no spark-submit on this machine."""
+
+
+class JavaNotFound(QewQewError):
+    """spark-submit needs Java, and this machine does not have it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -19,16 +18,6 @@ from qewqew_spark.jobs.output import Output, check_arguments, check_drained
 
 # Parameters here that are arguments of the ready-made job, besides its outputs.
 JOB_ARGUMENTS = "codec", "schema", "read_options", "quarantine", "max_bad_records", "schema_evolution", "rescued"
-
-
-def ready_made_job(name: str) -> str:
-    """The path of a job that comes with QewQew, found without importing Spark."""
-    spec = importlib.util.find_spec("qewqew_spark")
-    for directory in (spec and spec.submodule_search_locations) or ():
-        path = os.path.join(directory, "jobs", name)
-        if os.path.isfile(path):
-            return path
-    raise BadArgument("qewqew_spark is not installed on this worker; install qewqew[spark], or give an application of your own")
 
 
 def check_job(outputs: Any, **arguments: Any) -> None:

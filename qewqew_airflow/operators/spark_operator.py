@@ -23,11 +23,12 @@ from qewqew_airflow import errors
 from qewqew_airflow.arguments import is_rendered_later, read_arguments, whole
 from qewqew_airflow.links.qewqew import SparkLink
 from qewqew_airflow.operators import spark_job
-from qewqew_airflow.operators.spark_worker import check_java, end_with, find_spark_submit
+from qewqew_airflow.operators.spark_worker import end_with
 from qewqew_airflow.shared.masking import masked
 from qewqew_core import BadArgument
 from qewqew_core.references import refuse_in_clear
 from qewqew_core.secrecy import secrets_of
+from qewqew_core.tools.spark import check_java, find_spark_submit, ready_made_job
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -116,7 +117,7 @@ class SparkJobOperator(SparkSubmitOperator):
                 "master as its host, for example local[*], spark://host:7077 or yarn"
             ) from error
         if self._ready_made:
-            self.application = spark_job.ready_made_job(self.job)
+            self.application = ready_made_job(self.job)
         # A hook only to look at: the hook of the submission takes its arguments when it is made.
         connection = self._get_hook()._connection
         master = connection["master"]

@@ -13,7 +13,7 @@ try:
 except ModuleNotFoundError as missing:
     sys.exit(f"qewqew: the command line needs {missing.name}, which is not installed: pip install 'qewqew[cli]'")
 
-from qewqew_core.cli import cli_batches, cli_damage, cli_files, cli_looking, cli_monitoring, cli_records, cli_topic
+from qewqew_core.cli import cli_batches, cli_damage, cli_drain, cli_files, cli_looking, cli_monitoring, cli_records, cli_topic
 from qewqew_core.cli.targets import share_with
 from qewqew_core.cli.terminal import EPILOG, Commands, print_line
 
@@ -25,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _family in (cli_records, cli_looking, cli_monitoring, cli_batches, cli_damage, cli_files):
+for _family in (cli_records, cli_looking, cli_monitoring, cli_batches, cli_drain, cli_damage, cli_files):
     app.add_typer(_family.app)
 app.add_typer(cli_topic.app, name="topic", rich_help_panel="Topics")
 

@@ -142,7 +142,7 @@ def test_the_spark_operator_is_made_without_importing_pyspark() -> None:
     """Every DAG that has one is parsed again and again."""
     program = """
 import json, sys
-from qewqew_airflow.operators.spark_job import ready_made_job
+from qewqew_core.tools.spark import ready_made_job
 from qewqew_airflow.operators.drain import QewQewDrainOperator
 from qewqew_airflow.operators.spark_submit import QewQewSparkSubmitOperator
 QewQewSparkSubmitOperator(task_id="submit", queue_name="orders", outputs=[{"path": "/nowhere"}])

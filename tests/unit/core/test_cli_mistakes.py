@@ -60,6 +60,7 @@ COMMANDS: dict[str, list[str]] = {
 MAKES = {"put", "import", "topic readers add"}  # what is not there
 MONITORS = {"check", "metrics"}  # with the exit codes and the output that monitors expect: test_cli_monitoring.py
 OF_DIRECTORIES = {"init"}  # test_marker.py
+OF_STORES = {"drain"}  # test_cli_drain.py
 
 
 def callbacks(of: typer.Typer, name: str = "") -> Iterator[tuple[str, Callable[..., object]]]:
@@ -97,7 +98,7 @@ every_command = pytest.mark.parametrize("command", COMMANDS)
 
 
 def test_no_command_is_forgotten_here():
-    assert dict(callbacks(app)).keys() == COMMANDS.keys() | MONITORS | OF_DIRECTORIES
+    assert dict(callbacks(app)).keys() == COMMANDS.keys() | MONITORS | OF_DIRECTORIES | OF_STORES
 
 
 def test_every_command_that_prints_knows_json():
