@@ -23,6 +23,7 @@ from qewqew_core.formats.zbus import LARGEST_BLOCK
 from qewqew_core.secrecy import excerpt
 from qewqew_core.tools import marker
 from qewqew_core.tools.listing import Kind
+from qewqew_core.tools.preflight import Answer, ask, of_directory
 from qewqew_core.tools.putting import IntoQueue, IntoTopic, into
 from qewqew_core.topic.topic_paths import is_topic
 
@@ -295,13 +296,13 @@ class QewQewHook(BaseHook):
         """How much waits for a reader of a topic, without a lock. All messages if it does not exist yet. Raises `BadPath`."""
         return inspect_reader(self.path(topic), reader)
 
+    def preflight(self) -> list[Answer]:
+        """Whether this user on this host can use the connection: settings, host, directory, marker, room, locks. Never raises."""
+        settings = ask("settings", lambda: ", ".join(self._extra()) or "those by default")
+        return [settings, *(of_directory(self.directory, self.settings()) if settings.ok else ())]
+
     def test_connection(self) -> tuple[bool, str]:
-        """Can this host (the API server's) read and write the directory, and are the settings right?"""
-        try:
-            self._extra()
-            directory = self.directory()
-        except Exception as error:  # any error is the answer
-            return False, f"{type(error).__name__}: {error}"
-        if not os.access(directory, os.W_OK):
-            return False, f"{directory} can be read but not written by user {os.geteuid()}"
-        return True, f"{directory} can be read and written"
+        """What is wrong with it on this host (the API server's), or what was found."""
+        answers = self.preflight()
+        wrong = [answer.text for answer in answers if not answer.ok]
+        return not wrong, "\n".join(wrong or [f"{answer.what}: {answer.text}" for answer in answers])

@@ -25,14 +25,15 @@ from qewqew_core.cli.targets import (
     Path,
     QueuePath,
     ReaderName,
+    StoreOptions,
     Yes,
     existing_queue,
     leasing,
+    store_options,
 )
 from qewqew_core.cli.texts import age, counted, iso, short, sized
 from qewqew_core.errors import BatchConflict
 from qewqew_core.limits import now_ms
-from qewqew_core.references import refuse_in_clear
 from qewqew_core.secrecy import excerpt
 from qewqew_core.tools.replaying import find
 from qewqew_core.tools.replaying import replay as replay_batch
@@ -141,13 +142,7 @@ def publish(
     url: Annotated[
         str, typer.Argument(metavar="URL", help="A directory, or a URL such as s3://bucket/batches.", show_default=False)
     ],
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help='An option for the store. Others can see it: give a secret as {"env": "NAME"} or {"file": "PATH"}.',
-        ),
-    ] = None,
+    option: StoreOptions = None,
     reader: ReaderName = None,
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
@@ -156,21 +151,13 @@ def publish(
 
     The batch keeps its state. The queue is not locked while files are copied, so nobody else may end the batch.
     """
-    options = dict(_option(text) for text in option or ())
-    refuse_in_clear("--option", options)
+    options = store_options(option)
     with leasing(path, reader, lock_timeout) as queue:
         batch = queue.batch(batch_id)
     with terminal.progress_bar("publishing") as progress:
         target = batch.publish(url, options=options, progress=progress)
     found = {"id": batch.id, "url": target, "records": batch.records}
     terminal.answer(as_json, found, f"{target} has {counted(batch.records, 'record')}")
-
-
-def _option(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise typer.BadParameter("an option must be NAME=VALUE")
-    return name, value
 
 
 def _end(queue: HasBatches, batch_ids: list[str], act: Callable[[Batch], None], as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""The commands for monitors: check, for Nagios and others, and metrics, for Prometheus. See docs/operations.md."""
+"""The commands for monitors: check, for Nagios and others, and metrics, for Prometheus; and preflight. See docs/operations.md."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ import stat
 import tempfile
 import time
 from datetime import timedelta
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from qewqew_core.batch.stats import LONGEST_LEASE
+from qewqew_core.batch.store import is_url
 from qewqew_core.cli import terminal
-from qewqew_core.cli.targets import Json
+from qewqew_core.cli.targets import Json, StoreOptions, group, store_options
 from qewqew_core.cli.texts import counted
 from qewqew_core.disk.opening import opening
-from qewqew_core.errors import BadPath, Corrupt, QewQewError
+from qewqew_core.errors import BadArgument, BadPath, Corrupt, QewQewError
 from qewqew_core.secrecy import excerpt
+from qewqew_core.tools import preflight
 from qewqew_core.tools.monitoring import Watched, age, exposition, file_systems, holdings, long_leases, watch
 
 app = typer.Typer()
@@ -163,6 +166,43 @@ def _told(value: timedelta | int) -> str:
     seconds = value.total_seconds()
     unit = next((unit for unit in "dhm" if seconds >= 2 * _UNITS[unit]), "s")
     return f"{seconds / _UNITS[unit]:,.3g} {unit}"
+
+
+@app.command("preflight", rich_help_panel="Looking")
+def preflight_command(
+    place: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIRECTORY|URL", help="A directory of queues, or a place such as s3://lake/staged.", show_default=False
+        ),
+    ],
+    id: Annotated[str | None, typer.Option(metavar="ID", help="The id that the directory must have.")] = None,
+    min_free_bytes: Annotated[int, typer.Option(min=0, help="How many bytes must be free on its file system.")] = 0,
+    option: StoreOptions = None,
+    spark: Annotated[bool, typer.Option("--spark", help="Also look for spark-submit and Java.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say whether this user on this host can use a directory of queues, or a place in an object store, and if not, what to do.
+
+    In a directory it makes a queue and removes it. In a store it leaves the file that the first commit leaves.
+    """
+    if is_url(place):
+        if id is not None or min_free_bytes:
+            raise BadArgument(
+                "a place in a store has no id, and nobody runs out of room there: leave out --id and --min-free-bytes"
+            )
+        answers = preflight.of_url(place, store_options(option))
+    else:
+        if option:
+            raise BadArgument("--option is for the URL of a store")
+        settings = {"group": group(), "min_free_bytes": min_free_bytes}
+        answers = preflight.of_directory(partial(preflight.find, place, id), settings)
+    answers += preflight.of_spark() if spark else []
+    if as_json:
+        terminal.print_json([answer._asdict() for answer in answers])
+    else:
+        terminal.print_table([], [["ok" if answer.ok else "WRONG", answer.what, answer.text] for answer in answers])
+    raise typer.Exit(0 if all(answer.ok for answer in answers) else terminal.FAILED)
 
 
 @app.command(rich_help_panel="Looking")

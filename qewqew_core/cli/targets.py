@@ -16,6 +16,7 @@ from qewqew_core.disk.opening import opening
 from qewqew_core.errors import BadArgument, BadPath, Empty
 from qewqew_core.queue import paths
 from qewqew_core.queue.queue import Queue
+from qewqew_core.references import refuse_in_clear
 from qewqew_core.tools.listing import Kind, kind_of, queues_in
 from qewqew_core.topic import topic_paths
 from qewqew_core.topic.reader import Reader
@@ -65,6 +66,30 @@ JsonLines = Annotated[
 ]
 Null = Annotated[bool, typer.Option("--null", "-0", help="End each record with a NUL byte instead of a newline.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+StoreOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="NAME=VALUE",
+        help='An option for the store. Others can see it: give a secret as {"env": "NAME"} or {"file": "PATH"}.',
+    ),
+]
+
+
+def store_options(given: list[str] | None) -> dict[str, str]:
+    """Raises `BadArgument` for a secret."""
+    options = dict(map(_option, given or ()))
+    refuse_in_clear("--option", options)
+    return options
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise typer.BadParameter("an option must be NAME=VALUE")
+    return name, value
 
 
 # What is there

@@ -237,6 +237,12 @@ class StoreStage(Stage, of_urls=True):
 
         place.write(name, parts())
 
+    def check(self) -> None:
+        """Try what a commit needs: reading, writing, and a store that keeps the condition. Raises what `commit` raises."""
+        until = time.monotonic() + self._patience
+        self._asked(until, self._check_condition)
+        self._asked(until, self._note_condition)
+
     def _check_condition(self) -> None:
         """Raise `BadArgument` if the store creates what is there: nothing else would say so, and each retry would double."""
         if self._is_tested:
@@ -256,8 +262,12 @@ class StoreStage(Stage, of_urls=True):
                     "would store what is retried twice. Nothing was stored; update the store, or use another one",
                     path=place.locate(_TRIAL),
                 ) from None
-            place.write(_TESTED, [b"This store creates a file only if there is none: QewQew has tried it.\n"])
+            self._note_condition()
         self._is_tested = True
+
+    def _note_condition(self) -> None:
+        place = store_of(self.path, self._options)
+        place.write(_TESTED, [b"This store creates a file only if there is none: QewQew has tried it.\n"])
 
     def _asked(self, until: float, request: Callable[[], T]) -> T:
         """The same as `_tried`; errors say that nothing was stored."""

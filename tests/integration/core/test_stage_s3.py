@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from object_store import CREDENTIALS, LOST, Proxy, proxied
 
-from qewqew_core import BadArgument, BadPath, InDoubt, Stage, StoreError
+from qewqew_core import BadArgument, BadPath, InDoubt, Stage, StoreError, StoreStage
 from qewqew_core.batch import published, segments
 from qewqew_core.batch.store import store_of
+from qewqew_core.tools.preflight import of_url
 
 ROWS = [b"%d" % number for number in range(10)]
 CHANGED = [b"new", *ROWS]
@@ -126,6 +127,29 @@ def test_a_refusal_has_a_name_and_nothing_is_stored(proxy, options):
         assert published.complete(place, options) == []
     with pytest.raises(BadPath, match="make the bucket first"):
         staged("s3://nobody/orders", ROWS, options)
+
+
+def test_a_place_is_tried_before_the_first_task(proxy, options):
+    place = new_place()
+    proxy.reset()
+    with StoreStage(place, options=options) as stage:
+        stage.check()
+    assert published.complete(place, options) == []
+    for at in range(1, 8):  # HEAD and a listing, two PUTs of the trial, two of the file that says so, and there is no more
+        proxy.reset(at, 403)
+        with StoreStage(new_place(), options=options) as stage:
+            if at > 6:
+                stage.check()
+                break
+            with pytest.raises(BadPath, match=r"no permission .* needs the right to write there, to read and to list"):
+                stage.check()
+    proxy.reset(2, 403)  # a place that somebody has tried before: the right to write may be gone
+    with StoreStage(place, options=options) as stage, pytest.raises(BadPath, match="no permission"):
+        stage.check()
+    proxy.reset()
+    (wrong,) = of_url("s3://nobody/orders", options)
+    assert not wrong.ok
+    assert "make the bucket first" in wrong.text
 
 
 def test_a_server_that_ignores_the_condition_is_refused(proxy, options, monkeypatch):

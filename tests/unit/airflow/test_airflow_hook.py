@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
@@ -17,6 +18,7 @@ import pytest
 
 from qewqew_airflow.errors import WrongConnection, errno_of
 from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.preflight import main
 from qewqew_core import BadArgument, BadPath, Broken, Message
 from qewqew_core.tools import marker
 from qewqew_core.tools.listing import Kind, kind_of
@@ -341,7 +343,12 @@ def test_inspecting_a_queue_that_does_not_exist_counts_nothing_and_makes_nothing
 
 
 def test_the_connection_test_says_what_is_wrong(connect: Connect, directory: Path) -> None:
-    assert QewQewHook().test_connection() == (True, f"{directory} can be read and written")
+    works, message = QewQewHook().test_connection()
+    assert works
+    assert [line.partition(":")[0] for line in message.splitlines()] == [
+        *("settings", "directory", "marker", "free room", "a new queue", "what is there")
+    ]
+    assert [path.name for path in directory.iterdir()] == [marker.NAME]
     connect("qewqew_default", "qewqew", str(directory), sync="always")
     works, message = QewQewHook().test_connection()
     assert not works
@@ -350,6 +357,44 @@ def test_the_connection_test_says_what_is_wrong(connect: Connect, directory: Pat
     works, message = QewQewHook().test_connection()
     assert not works
     assert message.startswith("BadPath: ")
+    connect("qewqew_default", "qewqew", str(directory), hostname="elsewhere")
+    works, message = QewQewHook().test_connection()
+    assert (works, "has this directory on host 'elsewhere', but this runs on" in message) == (False, True)
+    connect("qewqew_default", "qewqew", str(directory), min_free_bytes=1 << 62)
+    with QewQewHook().queue("orders", min_free_bytes=0) as queue:
+        queue.put(b"x")
+    (directory / "orders.wal").write_bytes(b"no log")
+    works, message = QewQewHook().test_connection()
+    assert (works, [line.partition(":")[0] for line in message.splitlines()]) == (False, ["DiskFull", "Corrupt"])
+
+
+def test_what_tasks_of_a_connection_need_is_asked_for_on_a_worker(
+    connect: Connect, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "")  # which main sets
+
+    def answers(*arguments: str) -> tuple[int, dict[str, str]]:
+        code = main([*arguments])
+        wrong = (line.removeprefix("WRONG ").partition(": ") for line in capsys.readouterr().out.splitlines() if "WRONG" in line)
+        return code, {what: text for what, _, text in wrong}
+
+    assert answers("qewqew_default") == (0, {})
+    for name in ("spark-submit", "java"):
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert answers("qewqew_default", "--spark") == (0, {})
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    code, wrong = answers("qewqew_default", "--spark")
+    assert (code, [*wrong]) == (1, ["spark-submit", "Java"])
+    assert wrong["spark-submit"].startswith("SparkSubmitNotFound: ")
+    assert wrong["Java"].startswith("JavaNotFound: spark-submit needs Java")
+    connect("elsewhere", "qewqew", str(directory), hostname="w1")
+    assert "give the task a queue= that only the worker on 'w1' serves" in answers("elsewhere")[1]["directory"]
+    assert "run 'airflow triggerer --queues LANE' on 'w1'" in answers("elsewhere", "--triggerer")[1]["directory"]
+    connect("spark", "spark", "local")
+    assert "WrongConnection: " in answers("spark")[1]["settings"]
 
 
 def test_a_directory_without_the_marker_or_with_another_id_is_refused(connect: Connect, directory: Path) -> None:

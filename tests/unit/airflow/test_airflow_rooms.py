@@ -24,6 +24,7 @@ ROOMS = {
     "queues": {"triggers"},
     "page": {"hooks", "shared"},
     "plugin": {"page"},
+    "preflight": {"hooks"},
     "get_provider_info": set(),
 }
 PUBLIC = {"_replace"}  # of a named tuple

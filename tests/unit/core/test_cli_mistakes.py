@@ -59,7 +59,7 @@ COMMANDS: dict[str, list[str]] = {
 }
 MAKES = {"put", "import", "topic readers add"}  # what is not there
 MONITORS = {"check", "metrics"}  # with the exit codes and the output that monitors expect: test_cli_monitoring.py
-OF_DIRECTORIES = {"init"}  # test_marker.py
+OF_DIRECTORIES = {"init", "preflight"}  # test_marker.py, test_preflight.py
 OF_STORES = {"drain"}  # test_cli_drain.py
 
 
