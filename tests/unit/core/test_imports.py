@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OURS = {"qewqew_core", "qewqew_spark", "qewqew_airflow"}
 IMPORTED_AS = {"apache-airflow": "airflow", "zlib-ng": "zlib_ng"}  # the providers are all below airflow
-COMES_WITH = {"airflow": {"fastapi", "pydantic", "sqlalchemy", "starlette"}, "pyspark": {"py4j"}}
+COMES_WITH = {"airflow": {"fastapi", "jinja2", "pydantic", "sqlalchemy", "starlette"}, "pyspark": {"py4j"}}
 
 
 def declared(*extras: str) -> set[str]:
