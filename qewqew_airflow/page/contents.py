@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from airflow.models.connection import Connection
@@ -38,7 +37,7 @@ from qewqew_core.tools.printing import visible
 from qewqew_core.topic import topic_inspection
 
 FRESH = 2.0  # seconds: a directory is read at most once in this time, however many people look
-MOST_BATCHES = 100  # of one queue, the oldest first; the page says how many there are
+MOST_BATCHES = 100  # of one queue in each state, the oldest first; the page says how many there are
 
 _logger = logging.getLogger(__name__)
 
@@ -195,8 +194,8 @@ def batch_rows(state: LeaseState) -> dict[str, Any]:
     kinds: dict[str, list[BatchState]] = {"dead": [], "leased": [], "returned": []}
     for batch in state.batches.values():
         kinds["returned" if batch.expired(clock.elapsed) else batch.state].append(batch)
-    rows = (batch_row(kind, batch, clock) for kind, some in kinds.items() for batch in some)
-    return {**{kind: len(some) for kind, some in kinds.items()}, "stuck": 0, "batches": list(islice(rows, MOST_BATCHES))}
+    rows = [batch_row(kind, batch, clock) for kind, some in kinds.items() for batch in some[:MOST_BATCHES]]
+    return {**{kind: len(some) for kind, some in kinds.items()}, "stuck": 0, "batches": rows}
 
 
 def batch_row(kind: str, batch: BatchState, clock: Clock) -> dict[str, Any]:

@@ -151,6 +151,23 @@ def test_a_batch_of_a_deleted_dag_or_run_is_stuck(directory: Path, client: Login
     assert [act(op, "return", body).status_code for body in bodies] == [200, 200]
 
 
+def test_a_stuck_batch_is_not_hidden_by_many_dead_ones(
+    directory: Path, client: Login, fresh: None, leased: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qewqew_airflow.page import contents
+
+    monkeypatch.setattr(contents, "MOST_BATCHES", 2)
+    with Queue(directory / "orders", max_attempts=1) as queue:
+        queue.put_many([b"x"] * 3)
+        for key in "abc":
+            batch = queue.lease(key, max_records=1)
+            assert batch is not None
+            batch.nack("it failed")
+    leased("page_hidden", "failed")
+    (row,) = only_connection(client("op"))["queues"]
+    assert (row["dead"], row["leased"], row["stuck"], len(row["batches"])) == (3, 1, 1, 3)
+
+
 @pytest.mark.parametrize("key", ["by hand", "nowhere|run|load|-1"])
 def test_a_batch_whose_owner_airflow_does_not_know_is_stuck_after_a_day(
     key: str, directory: Path, client: Login, fresh: None, monkeypatch: pytest.MonkeyPatch
