@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import AirflowSkipException
+from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSkipException
 from airflow.sdk import BaseOperator, TriggerRule, XComArg
 
 from qewqew_airflow.arguments import LIMITS, is_rendered_later, read_arguments
@@ -225,6 +225,11 @@ class QewQewAckOperator(_EndLeaseOperator):
     def as_teardown(self, **kwargs: Any) -> Any:
         """Raise `BadArgument`: a teardown runs also after work that failed."""
         raise BadArgument(f"a teardown: {_UNDONE}. Put QewQewAckOperator after the work, and QewQewNackOperator beside it")
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        if self.is_teardown or self.trigger_rule not in _AFTER_WORK:  # of a mapped task, or set later
+            raise AirflowFailException(f"trigger_rule {str(self.trigger_rule)!r}: {_UNDONE}. Nothing was acknowledged")
+        return super().execute(context)
 
     def _end(self, batch: Batch) -> bool:
         before = batch.state

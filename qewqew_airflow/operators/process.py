@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _thread
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowSkipException
@@ -13,6 +13,10 @@ try:
     from airflow.sdk.bases.decorator import determine_kwargs
 except ImportError:  # Airflow 3.1
     from airflow.utils.operator_helpers import determine_kwargs  # type: ignore[attr-defined]
+try:
+    from airflow.sdk.serde import serialize
+except ImportError:  # Airflow 3.1
+    from airflow.serialization.serde import serialize  # type: ignore[import-not-found, no-redef]
 
 from qewqew_airflow.arguments import LIMITS, read_arguments
 from qewqew_airflow.assets.qewqew import write_counts
@@ -28,6 +32,7 @@ from qewqew_core import BadArgument, Batch
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+_LAZY = "which nobody would run, and the batch would be acknowledged; do the work, and return when it is done"
 BATCH = "batch"  # the parameter of the function that gets it
 
 
@@ -36,6 +41,7 @@ class WorkingOperator(LeasingOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         hook, source, key = QewQewHook(self.qewqew_conn_id), self._source(), task_key(context)
+        leased = None
         try:
             with no_retry_for_the_hopeless():
                 self._check()
@@ -45,7 +51,9 @@ class WorkingOperator(LeasingOperator):
                 with leased.extended(_thread.interrupt_main):
                     more = self._work(leased.batch, context)
                 leased.acknowledge()
-        except AirflowSkipException:
+        except AirflowSkipException as error:
+            if leased is not None:  # no other try follows
+                return_leased(hook, source, key, error)
             raise
         except BaseException as error:  # AirflowTaskTimeout is a BaseException
             self._after_failure(context, hook, source, key, error)
@@ -119,12 +127,20 @@ class QewQewProcessOperator(WorkingOperator):
         self.python_callable = python_callable
         self.op_args = op_args
         self.op_kwargs = op_kwargs
-        parameters = inspect.signature(python_callable).parameters
+        parameters, name = inspect.signature(python_callable).parameters, getattr(python_callable, "__name__", python_callable)
+        if inspect.isgeneratorfunction(python_callable) or inspect.isasyncgenfunction(python_callable):
+            raise BadArgument(f"the function {name} yields, so it returns a generator, {_LAZY}")
         if BATCH not in parameters and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-            name = getattr(python_callable, "__name__", python_callable)
             raise BadArgument(f"the function {name} has no parameter {BATCH!r}, which gets the batch: def {name}({BATCH}): …")
 
     def _work(self, batch: Batch, context: Context) -> dict[str, Any]:
         args, given = self.op_args or (), {**context, **(self.op_kwargs or {}), BATCH: batch}
         returned = awaited(self.python_callable(*args, **determine_kwargs(self.python_callable, args, given)))
+        if isinstance(returned, Iterator):
+            raise BadArgument(f"the function has returned a {type(returned).__name__}, {_LAZY}")
+        try:
+            serialize(returned)
+        except Exception as error:  # as different as what is returned
+            said = f"the function has returned a {type(returned).__name__}, which XCom cannot store: {error}"
+            raise BadArgument(f"{said}. The batch is not acknowledged; return None, or what XCom can store") from error
         return {} if returned is None else {"returned": returned}

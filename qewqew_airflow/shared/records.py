@@ -51,6 +51,8 @@ def _files(path: Any, conn_id: str | None) -> list[Any]:
         return [pattern]
     else:
         found = [each for each in glob.glob(glob.escape(pattern).replace("[*]", "*"), recursive=True) if os.path.isfile(each)]
+    if name.endswith("/"):  # Spark's _SUCCESS, and what is hidden
+        found = [each for each in found if not os.path.basename(str(each)).startswith(("_", "."))]
     if not found:
         raise FileNotFoundError(2, "No file is there. Nothing was stored", name)
     return sorted(found, key=str)

@@ -39,7 +39,9 @@ def table_of(records: Iterable[bytes], schema: pa.Schema) -> pa.Table:
         table = pyarrow.json.read_json(io.BytesIO(text), read, parse)
         if table.num_rows != len(records):
             raise pa.ArrowInvalid("it is not one JSON object")
-        return table.select(schema.names).cast(schema)
+        table = table.select(schema.names).cast(schema)
+        table.validate(full=True)  # that texts are UTF-8, for example
+        return table
 
     tables, at, rest = [schema.empty_table()], 0, iter(records)
     while part := list(islice(rest, _ROWS)):

@@ -43,7 +43,7 @@ from qewqew_core.tools import exchange, tailing
 from qewqew_core.tools.exchange import GROUP_BYTES, GROUP_RECORDS, few
 from qewqew_core.tools.listing import Kind, kind_of
 from qewqew_core.tools.putting import into
-from qewqew_core.tools.reading import Reading, is_no_lines, records_of
+from qewqew_core.tools.reading import Reading, records_of, tells_format
 from qewqew_core.tools.rows import encode
 
 app = typer.Typer()
@@ -144,7 +144,7 @@ def _reading(file: str | None, format: str | None, option: list[str] | None) -> 
             raise typer.BadParameter(f"--option must be NAME=VALUE, such as delimiter=';', not {each!r}")
         options[name] = value
     reading = Reading.of(options | ({} if format is None else {"format": format}))
-    if options or format is not None or (file is not None and is_no_lines(file)):
+    if options or format is not None or (file is not None and tells_format(file)):
         reading.format_of(file or "-")
         return reading
     return None

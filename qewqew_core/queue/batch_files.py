@@ -6,6 +6,8 @@ crash `check_moves` looks first: something may be missing that only damage takes
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 from collections.abc import Iterator
 
@@ -16,12 +18,14 @@ from qewqew_core.batch.manifest import Manifest, Segment
 from qewqew_core.batch.places import directory_of, make_home, remove_ours, write_manifest
 from qewqew_core.disk.descriptors import Descriptors
 from qewqew_core.disk.files import Files
-from qewqew_core.errors import Corrupt
+from qewqew_core.errors import BadManifest, Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Cut
 from qewqew_core.queue import paths
 from qewqew_core.queue.operations import JsonOperation, Lease, PutBack
 from qewqew_core.queue.state import State
+
+_logger = logging.getLogger(__name__)
 
 
 def segment_file(path: str, chunk_id: int) -> str:
@@ -100,6 +104,26 @@ def roll_forward_lease(files: Files, path: str, lease: Lease, batch: BatchState)
         files.rename(making, os.path.join(home, batch.id))
     # Also when a kill came after that rename: it may not be on disk yet.
     files.sync_directory(home)
+    files.sync_directory(os.path.dirname(path))
+
+
+def settle_lease(files: Files, path: str, state: State) -> None:
+    """Remove the beginning of a lease that was never committed. If the log knows the batch, somebody has moved it there: it goes
+    home.
+    """
+    making = path + paths.LEASE
+    if not files.is_directory(making):
+        return
+    batch = None
+    with contextlib.suppress(BadManifest, OSError):
+        batch = state.batches.get(manifest.load(making).id)
+    if batch is None or files.is_directory(home := directory_of(path, batch)):
+        remove_ours(files, making)
+        return
+    _logger.warning("%s: the files of batch %s were in %s; they were moved back", path, batch.id, making)
+    make_home(files, path, places.DEAD if batch.state == "dead" else places.BATCHES)
+    files.rename(making, home)
+    files.sync_directory(os.path.dirname(home))
     files.sync_directory(os.path.dirname(path))
 
 

@@ -452,7 +452,7 @@ def remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> se
     program gets another id: the next such program begins there. Returns the ids of the chunk files that are left.
     """
     remove_if_there(files, path + paths.NEW_LOG)
-    places.remove_ours(files, path + paths.LEASE)
+    batch_files.settle_lease(files, path, state)
     places.remove_ours(files, path + paths.SPILL)
     staged_files.settle(files, path, state.served)
     left = set(ids)

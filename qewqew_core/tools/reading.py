@@ -36,7 +36,7 @@ _PACKED: dict[bytes, Callable[[Any], Any]] = {
     b"BZh": lambda file: io.BufferedReader(_Parts(file, bz2.BZ2Decompressor)),
     b"\xfd7zXZ\0": lambda file: io.BufferedReader(_Parts(file, lzma.LZMADecompressor)),
 }
-_ZSTD = b"\x28\xb5\x2f\xfd"
+_ZSTD = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")  # or a frame that is passed over
 _ENDINGS = (".gz", ".bz2", ".xz", ".zst")
 _MARKS = {  # the longer ones first
     codecs.BOM_UTF32_LE: "utf-32",
@@ -118,9 +118,9 @@ def _ending(name: str) -> str:
     return os.path.splitext(base)[1]
 
 
-def is_no_lines(name: str) -> bool:
-    """Whether the name of a file says that it has something else than lines, or is compressed."""
-    return name.lower().endswith(_ENDINGS) or FORMATS.get(_ending(name), "text") not in ("jsonl", "text")
+def tells_format(name: str) -> bool:
+    """Whether the name of a file says more than that it has lines of text: a format, or that it is compressed."""
+    return name.lower().endswith(_ENDINGS) or FORMATS.get(_ending(name), "text") != "text"
 
 
 def records_of(file: BinaryIO, name: str, reading: Reading, tell: Callable[[str], None]) -> Iterator[bytes | Row]:
@@ -153,13 +153,19 @@ def records_of(file: BinaryIO, name: str, reading: Reading, tell: Callable[[str]
             raise
         what = f"the compressed file is damaged, or a part of it is missing: {error}. Nothing was stored"
         raise BadRecord(what, path=name) from error
+    except UnicodeError as error:
+        raise BadRecord(f"the text cannot be read: {error}. Nothing was stored", path=name) from error
+    except BadRecord as error:
+        if error.path is None:  # of a row of Arrow
+            raise BadRecord(error.what, path=name) from error
+        raise
 
 
 def _unpacked(file: BinaryIO, name: str) -> tuple[BinaryIO, bool]:
     """The content of a file, and whether it was compressed."""
     buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(cast(io.RawIOBase, _Raw(file)))
     begin = buffered.peek(6)[:6]
-    if begin.startswith(_ZSTD):
+    if _ZSTD.match(begin):
         try:
             import pyarrow as pa
         except ImportError as error:

@@ -55,7 +55,7 @@ def rows_of_parquet(file: BinaryIO, name: str) -> Iterator[Row]:
         if not file.seekable():
             source = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115  (it is gone when nobody has it)
             shutil.copyfileobj(file, source)
-        for batch in pq.ParquetFile(source).iter_batches(_ROWS):
+        for batch in pq.ParquetFile(source, coerce_int96_timestamp_unit="us").iter_batches(_ROWS):
             yield from rows_of_arrow([batch])
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if getattr(error, "errno", None) is not None:  # it is the disk, or the store
@@ -79,9 +79,13 @@ def rows_of_arrow(batches: Iterable[Any]) -> Iterator[Row]:
                 raise BadRecord("two columns have one name. Nothing was stored")
             micros = pa.schema([field.with_type(_micros(field.type)) for field in part.schema])
             try:
-                values = part.cast(micros).to_pylist()
+                part = part.cast(micros)
             except pa.ArrowInvalid as error:
                 raise BadRecord(f"a time has more digits than microseconds: {_said(error)}. Nothing was stored") from error
+            try:
+                values = part.to_pylist(maps_as_pydicts="strict")
+            except (ArithmeticError, LookupError, ValueError) as error:  # a year that Python does not have, an unknown zone …
+                raise BadRecord(f"a value cannot be read: {_said(error)}. Nothing was stored") from error
             for row in values:
                 yield plain(row)
 
@@ -90,9 +94,20 @@ def _micros(kind: Any) -> Any:
     """Python's times have no nanoseconds."""
     import pyarrow as pa
 
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+    types = pa.types
+    if types.is_timestamp(kind) and kind.unit == "ns":
         return pa.timestamp("us", kind.tz)
-    return pa.time64("us") if pa.types.is_time64(kind) else kind
+    if types.is_time64(kind):
+        return pa.time64("us")
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_micros(field.type)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(kind.key_type, _micros(kind.item_type))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(_micros(kind.value_type), kind.list_size)
+    if types.is_large_list(kind):
+        return pa.large_list(_micros(kind.value_type))
+    return pa.list_(_micros(kind.value_type)) if types.is_list(kind) else kind
 
 
 def plain(value: Any) -> Any:
@@ -108,5 +123,5 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     if isinstance(value, Mapping):
-        return {name: plain(each) for name, each in value.items()}
+        return {name if isinstance(name, str) else str(plain(name)): plain(each) for name, each in value.items()}
     return value

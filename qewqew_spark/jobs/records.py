@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 # Of the fields, and of what gives one by its name: a reason, null if the outputs can hold the record; None if they hold any.
 Unfit = Callable[[StructType, Callable[[str], Column]], Column | None]
-REASON, METADATA, UNNAMED = "_corrupt_reason", "_metadata", "_unnamed_fields"  # columns of a typed read
+REASON, METADATA, UNNAMED = "_corrupt_reason", "_metadata", "_unnamed_fields"  # columns of a typed read …
+NAMED = "_named_fields"  # … and of one by Spark's parser
 NAMES = 100  # of fields that the schema does not name, in a result …
 SHOWN = 10  # … and in an error
 # Options of Spark's CSV and JSON readers for files, for finding a schema, or for writing: they make no sense for a record.
@@ -89,8 +90,10 @@ class Records:
     judge: Callable[[], DataFrame]  # all, with the source's columns and `reason`, which is null where a record decodes
     located: Column | None = None  # of bad ones of `judge`: the reason with where in the record, if that is still to be found
     unnamed: Column | None = None  # of `rows`: what the schema does not name, as a typed read tells it
-    # The fields of a schema that was given, where `unnamed` tells the others, and nothing keeps these.
+    # The fields of a schema that was given, where nothing keeps the others. And of `rows`: have records one of these fields, and
+    # others: where `unnamed` does not tell.
     given: Sequence[str] = ()
+    has: tuple[Column, Column] | None = None
 
     def good(self, seen: Observation) -> DataFrame | None:
         """The records that decode. Reading them reports to ``seen`` how many records there are (`read`), how many `bad` ones, how
@@ -102,9 +105,13 @@ class Records:
         counts = [F.count(F.lit(1)).alias("read"), F.count(F.when(bad, 1)).alias("bad")]
         if self.unnamed is not None:
             counts.append(F.concat_ws("\n", F.collect_list(self.unnamed)).alias("unnamed"))
-        if self.given:
+        if self.given and self.unnamed is not None:
             named = F.coalesce(*(F.when(F.col(quoted(name)).isNotNull(), 1) for name in self.given))
             counts.append(F.count(F.when(~bad & named.isNull(), 1)).alias("null"))
+        elif self.given and self.has is not None:
+            ours, others = self.has
+            counts.append(F.count(F.when(~bad & ~ours, 1)).alias("null"))
+            counts.append(F.count(F.when(~bad & others, 1)).alias("others"))
         return self.rows.observe(seen, *counts).where(~bad).select(self.columns)
 
     def counted(self) -> dict[str, Any]:
@@ -120,8 +127,9 @@ class Records:
         ``counts``: what `good` reports.
         """
         unnamed, good = unnamed_in(counts), counts.get("read", 0) - counts.get("bad", 0)
-        if unnamed is not None and unnamed["records"] and good == counts.get("null"):
-            theirs = ", ".join([*unnamed["fields"]][:SHOWN])
+        others = counts.get("others", 0) if unnamed is None else unnamed["records"]
+        if others and good == counts.get("null"):
+            theirs = "others" if unnamed is None else ", ".join([*unnamed["fields"]][:SHOWN])
             said = f"no record has a value in a field of the schema ({', '.join(self.given[:SHOWN])}); they have {theirs}"
             raise BadArgument(f"the schema: {said}. No output was written; names must be equal, letter by letter")
 
@@ -226,6 +234,12 @@ def read(
         beside = [more.name for field in record if field.name == METADATA for more in _fields(field.dataType)]
         metadata = F.struct(*beside).alias(METADATA) if beside else F.lit(None).alias(METADATA)
         kept = [F.udf(_unnamed_of(fields), "string", useArrow=False)(value).alias(rescued)] if rescued else []
+        given, has = fields.names if isinstance(parser, Json) and schema is not None and not rescued else [], None
+        if given:
+            keys = F.json_object_keys(value)
+            kept = [keys.alias(NAMED)]
+            ours = F.arrays_overlap(F.col(NAMED), F.array(*map(F.lit, given)))
+            has = F.coalesce(ours, F.lit(False)), F.size(NAMED) > 0
         rows = load(StructType([place["value"], *(place[name] for name in beside)])).select(
             metadata, parser.parsed.alias("parsed"), *kept
         )
@@ -242,7 +256,8 @@ def read(
             judged = load(place).select("*", parser.reason.alias("reason"), parser.parsed.alias("parsed"))
             return judged.withColumn("reason", F.coalesce("reason", more)).drop("parsed")
 
-        return Records(batches, rows, lambda: _any(parser.bad("parsed"), unfit_of("parsed")), columns, judge, parser.located)
+        bad = lambda: _any(parser.bad("parsed"), unfit_of("parsed"))  # noqa: E731
+        return Records(batches, rows, bad, columns, judge, parser.located, given=given, has=has)
 
     if codec == "csv":
         return by_spark(Csv(spark, fields, corrupt, theirs))

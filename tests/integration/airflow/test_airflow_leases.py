@@ -106,6 +106,18 @@ def test_an_acknowledgement_that_does_not_wait_for_the_work_is_refused_when_the_
     ).trigger_rule
 
 
+@pytest.mark.parametrize("late", [{"trigger_rule": "all_done"}, {"is_teardown": True}])
+def test_a_trigger_rule_that_is_set_later_acknowledges_nothing(run: Any, held: Held, late: dict[str, Any]) -> None:
+    held.put("a")
+    with DAG(f"late_{held.kind}_{next(iter(late))}", schedule=None) as dag:
+        lease = QewQewLeaseOperator(task_id="lease", **held.names)
+        ack = QewQewAckOperator(task_id="ack", batch=lease.output)
+        for name, value in late.items():
+            setattr(ack, name, value)
+    assert run(dag).states()["ack"] == "failed"
+    assert held.counts() == NOTHING | {"leased": 1}
+
+
 def test_a_retry_of_the_engine_works_on_the_same_batch(run: Any, held: Held, engine: Engine) -> None:
     held.put("a")
     engine.fails = 1

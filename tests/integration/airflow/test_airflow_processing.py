@@ -11,7 +11,7 @@ from typing import Any
 
 import duckdb
 import pytest
-from airflow.providers.common.compat.sdk import AirflowFailException
+from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSkipException
 from airflow.sdk import DAG, task
 from holding import Held
 
@@ -119,6 +119,50 @@ def test_an_error_that_a_retry_would_meet_again_returns_the_batch_at_once(run: A
     assert run(dag).states() == {"load": "failed"}
     assert len(TAKEN) == 1
     assert ended(held) == (0, 0, 1, 0)
+
+
+def test_a_function_that_skips_its_task_returns_the_batch(run: Any, held: Held) -> None:
+    held.put("a")
+
+    def skip(batch: Any) -> None:
+        raise AirflowSkipException("not today")
+
+    with DAG(f"process_{held.kind}_skips", schedule=None) as dag:
+        QewQewProcessOperator(task_id="load", **held.names, python_callable=skip, retries=3)
+    assert run(dag).states() == {"load": "skipped"}
+    assert ended(held) == (0, 0, 1, 0)
+
+
+def test_work_that_nobody_would_do_is_not_acknowledged(run: Any, held: Held) -> None:
+    held.put("a")
+    for number, (lazy, said) in enumerate(
+        [
+            (lambda batch: map(note, batch), "the function has returned a map, which nobody would run"),
+            (lambda batch: (note(record) for record in batch), "the function has returned a generator, which nobody would run"),
+            (lambda batch: object(), "the function has returned a object, which XCom cannot store"),
+        ]
+    ):
+        with DAG(f"process_{held.kind}_lazy_{number}", schedule=None) as dag:
+            QewQewProcessOperator(task_id="load", **held.names, python_callable=lazy, do_xcom_push=False)
+        assert run(dag).states() == {"load": "failed"}
+        with held.open() as opened:
+            (batch,) = opened.batches()
+        assert batch.state == "returned"
+        assert said in batch.reason
+    assert TAKEN == []
+
+
+def test_a_function_that_yields_is_an_error_of_the_dag_file() -> None:
+    def lazy(batch: Any) -> Any:
+        yield from batch
+
+    async def later(batch: Any) -> Any:
+        for record in batch:
+            yield record
+
+    for each in lazy, later:
+        with pytest.raises(BadArgument, match=r"the function (lazy|later) yields, so it returns a generator, which nobody"):
+            QewQewProcessOperator(task_id="load", queue_name="orders", python_callable=each)
 
 
 def test_the_lease_is_extended_while_the_function_works(run: Any, held: Held) -> None:

@@ -63,6 +63,18 @@ def test_a_schema_that_fits_no_record_fails_before_any_output(spark, tmp_path, o
     assert not spark.catalog.tableExists("unnamed")
 
 
+def test_the_same_where_spark_parses_the_records(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", lines({"z": "24.11.2026"}, {"Day": "24.11.2026"}))
+    out = [Output(str(tmp_path / "out"))]
+    options = {"dateFormat": "dd.MM.yyyy"}
+    with pytest.raises(BadArgument, match=r"no record has a value in a field of the schema \(day\); they have others"):
+        run(spark, str(batch), out, schema="day DATE", read_options=options)
+    assert not (tmp_path / "out").exists()
+    for number, records in enumerate([lines({"z": 1}, {"day": "24.11.2026"}), lines({}, {})]):
+        batch = make_batch(tmp_path / f"b{number}", records)
+        assert run(spark, str(batch), out, schema="day DATE", read_options=options)["good"] == 2
+
+
 def test_one_value_in_one_field_of_the_schema_is_enough_and_no_value_at_all_is_none(spark, tmp_path):
     for number, records in enumerate([lines({"Id": 1}, {"id": 7}), lines({"id": None}, {})]):
         batch = make_batch(tmp_path / f"b{number}", records)

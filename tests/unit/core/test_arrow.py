@@ -64,6 +64,7 @@ def test_many_records_come_in_order_also_long_ones_and_those_of_a_topic(tmp_path
         (b'{"id": }', "JSON parse error: Invalid value."),
         (b'{"id": "x"}', "JSON parse error: Column(/id) changed from number to string"),
         (b'{"id": 1.5}', "Failed to convert JSON to int64, couldn't parse:1.5"),
+        (b'{"who": {"name": "\xff"}}', "Column 4: In chunk 0: Invalid: Struct child array #0 invalid"),
         (b'{"day": "24.11.2026"}', "Failed to parse string: '24.11.2026' as a scalar of type date32[day]"),
     ],
 )
@@ -74,7 +75,7 @@ def test_a_record_that_does_not_fit_is_named_by_its_number(tmp_path: Path, recor
         assert batch is not None
         with pytest.raises(BadRecord) as caught:
             batch.to_arrow(ORDERS)
-    assert str(caught.value) == f"record 10001 does not fit the schema: {said}"
+    assert str(caught.value).startswith(f"record 10001 does not fit the schema: {said}")
 
 
 def test_a_type_that_arrow_reads_from_no_text_is_a_bad_argument(tmp_path: Path) -> None:

@@ -49,10 +49,20 @@ def test_the_values_of_a_json_array_are_put_as_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [["--lines"], []])
 def test_lines_are_put_as_they_are(tmp_path: Path, arguments: list[str]) -> None:
-    file = tmp_path / ("x.csv" if arguments else "x.jsonl")
+    file = tmp_path / ("x.csv" if arguments else "x.log")
     file.write_bytes(b"a;b\r\n\n c\n")
     assert done("put", tmp_path / "q", "-f", file, *arguments) == b"3 records put\n"
     assert content(tmp_path / "q") == [b"a;b\r", b"", b" c"]
+
+
+def test_json_lines_are_read_as_the_stage_operator_reads_them(tmp_path: Path) -> None:
+    for name, data in (
+        ("a.ndjson", b'\xef\xbb\xbf{"id":1}\r\n\r\n{"id":2}\r\n'),
+        ("b.jsonl", gzip.compress(b'{"id":1}\n{"id":2}')),
+    ):
+        (tmp_path / name).write_bytes(data)
+        done("put", tmp_path / f"{name}.qew", "-f", tmp_path / name)
+        assert content(tmp_path / f"{name}.qew") == [b'{"id":1}', b'{"id":2}']
 
 
 def test_a_file_is_put_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -325,6 +325,23 @@ def test_a_batch_of_which_the_log_knows_nothing_is_named_before_a_repair_looks_a
         assert queue.verify().ok
 
 
+@pytest.mark.parametrize("end", ["nack", "to_dead_letters"])
+def test_a_batch_that_somebody_moved_to_the_place_of_an_unfinished_lease_goes_home(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "store"
+    fill("queue", path)
+    with Queue(path) as queue:
+        batch = queue.lease("first", max_records=1)
+        getattr(batch, end)("a reason")
+    home = Path(batch.manifest_path).parent
+    home.rename(tmp_path / "store.lease")
+    with Queue(path) as queue:
+        assert queue.verify().ok
+        assert list(queue.batch(batch.id)) == [b"a"]
+        assert not (tmp_path / "store.lease").exists()
+        queue.lease("second").ack()
+    assert not repair(path).damage
+
+
 def test_bytes_before_the_records_of_a_batch_are_nobodys(tmp_path: Path) -> None:
     """Of what a chunk's file keeps of records that were taken before the lease, damage loses nothing."""
     path, records = tmp_path / "store", [b"%d" % number * 100 for number in range(9)]

@@ -237,6 +237,45 @@ def test_times_of_arrow_keep_microseconds_and_are_refused_beyond() -> None:
         list(rows_of_arrow(pa.table({"at": pa.array([1_001], pa.timestamp("ns"))}).to_batches()))
 
 
+def test_values_of_parquet_that_json_or_python_does_not_have_are_named_with_their_file(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for value, kind, said in (
+        ({"t": 1789}, pa.struct([("t", pa.time64("ns"))]), "a time has more digits than microseconds"),
+        ([1789], pa.list_(pa.timestamp("ns")), "a time has more digits than microseconds"),
+        ([("a", 1), ("a", 2)], pa.map_(pa.string(), pa.int64()), "a value cannot be read"),
+        (5_000_000, pa.date32(), "a value cannot be read: date value out of range"),
+        (1, pa.timestamp("us", "Mars/Base"), "a value cannot be read"),
+    ):
+        pq.write_table(pa.table({"v": pa.array([value], kind)}), tmp_path / "x.parquet")
+        with pytest.raises(BadRecord, match=rf"x\.parquet: {said}"):
+            read((tmp_path / "x.parquet").read_bytes(), "x.parquet")
+    for value, kind, found in (
+        ([("a", 1), ("b", 2)], pa.map_(pa.string(), pa.int64()), {"a": 1, "b": 2}),
+        ([(7, {"t": 1000})], pa.map_(pa.int64(), pa.struct([("t", pa.time64("ns"))])), {"7": {"t": "00:00:00.000001"}}),
+    ):
+        pq.write_table(pa.table({"v": pa.array([value], kind)}), tmp_path / "x.parquet")
+        assert read((tmp_path / "x.parquet").read_bytes(), "x.parquet") == [{"v": found}]
+
+
+def test_times_that_spark_writes_as_int96_have_any_year(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    days = [datetime(1, 1, 1), datetime(1582, 10, 15), datetime(9999, 12, 31, 23, 59, 59, 999_999)]
+    pq.write_table(pa.table({"at": days}), tmp_path / "x.parquet", use_deprecated_int96_timestamps=True)
+    stored = pq.read_table(tmp_path / "x.parquet", coerce_int96_timestamp_unit="us")["at"].to_pylist()
+    assert [row["at"] for row in read((tmp_path / "x.parquet").read_bytes(), "x.parquet")] == [day.isoformat() for day in stored]
+
+
+def test_a_text_without_the_mark_that_its_encoding_needs_is_named() -> None:
+    with pytest.raises(BadRecord, match=r"x\.csv: the text cannot be read: UTF-16 stream does not start with BOM"):
+        list(records_of(io.BytesIO("a,b\n1,2\n".encode("utf-16-le")), "x.csv", Reading(encoding="utf-16"), print))
+
+
+def test_zstandard_may_begin_with_a_frame_that_is_passed_over() -> None:
+    pa = pytest.importorskip("pyarrow")
+    data = b"\x50\x2a\x4d\x18\x04\0\0\0abcd" + pa.compress(b'{"a":1}\n', "zstd", asbytes=True)
+    assert read(data, "x.jsonl.zst") == [b'{"a":1}']
+
+
 def test_zstandard_is_read_by_its_first_bytes() -> None:
     pa = pytest.importorskip("pyarrow")
     packed = pa.compress(b"id,shop\n1,eu\n2,us\n", "zstd", asbytes=True)
