@@ -38,7 +38,7 @@ from qewqew_core.limits import LIMITS, now_ms
 from qewqew_core.topic import topic_log, witness
 from qewqew_core.topic.blocks import Blocks
 from qewqew_core.topic.topic_log import Replayed
-from qewqew_core.topic.topic_paths import DIRECTORIES, LOG, stem_of
+from qewqew_core.topic.topic_paths import DIRECTORIES, LOG, UNKNOWN, stem_of
 from qewqew_core.topic.topic_state import Block, Redo, TopicState
 from qewqew_core.topic.view import View
 
@@ -365,7 +365,8 @@ def _remove_strays(blocks: Blocks, state: TopicState, ours: bool) -> None:
     being made, here or by a repair, when its maker was killed.
 
     A block behind the last that a zbus server left (it syncs nothing: a power cut may have taken the index back) is kept
-    aside, as NAME.unknown.
+    aside, as NAME.unknown. So are all of ours if one has checksums, which it gets after the log knows it: then log and index are
+    old copies.
     """
     files = blocks.files
     blocks.cut(state.last)  # first: it may refuse
@@ -374,8 +375,10 @@ def _remove_strays(blocks: Blocks, state: TopicState, ours: bool) -> None:
     first = next((block.base for block in (*state.full, state.last) if block.block == state.start), None)
     if first is None:
         first = blocks.entry(state.start).base
-    sure = False
-    for name in files.list(blocks.data):
+    sure, names = False, files.list(blocks.data)
+    sums = [zbus.base_of(f"{name.removesuffix('.sums')}.zbus") for name in names if name.endswith(".sums")]
+    is_old = not ours or any(base is not None and base >= state.last.base + state.last.end for base in sums)
+    for name in names:
         number, _, kind = name.partition(".")
         base = zbus.base_of(f"{number}.zbus")
         if kind in ("zbus", "sums", "sums.tmp") and base is not None:
@@ -385,9 +388,9 @@ def _remove_strays(blocks: Blocks, state: TopicState, ours: bool) -> None:
             if first <= base < end and kind != "sums.tmp":
                 continue
             path = os.path.join(blocks.data, name)
-            if not ours and kind == "zbus" and base >= end and blocks.size(name):
+            if is_old and kind == "zbus" and base >= end and blocks.size(name):
                 _logger.warning("%s: the index does not know this block; it is kept as %s.unknown", path, name)
-                files.rename(path, path + ".unknown")
+                files.rename(path, path + UNKNOWN)
             else:
                 files.unlink(path)
 

@@ -79,7 +79,8 @@ ARGUMENTS = [
     (names, command, place.name)
     for names, command in commands(typer.main.get_command(app))
     for place in command.params
-    if place.metavar in PLACES and names[0] != "orphans"  # whose FILE is the name of a chunk file
+    # The FILE of `orphans` is the name of a chunk file, and the places of `drain` are those of a job of Spark.
+    if place.metavar in PLACES and names[0] not in ("orphans", "drain")
 ]
 
 

@@ -408,3 +408,30 @@ def test_a_batch_whose_messages_a_disk_has_lost_is_set_aside_and_the_reader_goes
         assert found[-1] == b"new"
         if state in ("leased", "returned"):
             assert found == [*(b"since %d" % number for number in range(more)), b"new"]
+
+
+def test_blocks_that_an_old_log_and_index_do_not_know_are_kept_named_and_brought_back(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    with Topic(path, block_size=700) as topic:
+        topic.append_many([b"%d" % number for number in range(5)])
+    old = {name: (path / name).read_bytes() for name in ("t.idx", "t.wal")}
+    with Topic(path, block_size=700) as topic, topic.reader("r") as reader:
+        for number in range(5, 20):
+            topic.append(b"%d" % number)
+        assert len(reader.read_many(12)) == 12
+        reader.commit()
+    for name, data in old.items():
+        (path / name).write_bytes(data)
+    with Topic(path) as topic:
+        problems = topic.verify().problems
+        assert len(problems) > 1
+        assert all("neither log nor index knows this block; `qewqew repair` looks" in problem for problem in problems)
+    assert [*path.glob("data/*.unknown")]
+    assert repair_topic(path).damage
+    assert not [*path.glob("data/*.unknown")]
+    with Topic(path) as topic:
+        assert topic.verify().ok
+        with topic.reader("all") as reader:
+            assert [message.body for message in reader.read_many(100)] == [b"%d" % number for number in range(20)]
+        with topic.reader("r") as reader:
+            assert [message.body for message in reader.read_many(100)][-8:] == [b"%d" % number for number in range(12, 20)]
