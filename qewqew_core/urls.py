@@ -10,11 +10,12 @@ TEMPLATE = re.compile(  # what a template or a shell will give, without a text o
     r"\{\{(?:[^{}\"'|]|[\"']\w{0,64}(?i:pass|pwd|secret|token|key|conn)\w{0,64}[\"']){0,200}\}\}|\$\{\w[\w.]{0,100}\}|\$\([^()\"']{0,200}\)"
     r"|\$\w*(?i:password|passwd|secret|token|_key)\b|%\(\w{1,64}\)s|<[a-z][a-z _-]{1,40}>"
 )
-_BEGINS_URL = re.compile(rf"(?<![/\\])(:?)((?:{SLASH}){{1,2}})")
+_BEGINS_URL = re.compile(rf"(?<![/\\])(:?)((?:{SLASH}){{1,3}})")
 _URL = re.compile(r"""(?:[^\s"'`<>,;]|["'`](?![\s,;:)\]}>\\"'`]|$)|[<>](?![\s"',)]|$)|[,;](?![\w+]{2,20}://))*""")
 _PORT_IS = r"\d{1,5}|port|[$%]?[({<]+[^\s/@]{0,40}port[^\s/@]{0,40}?[)}>]+s?|\$\w{0,40}port\w{0,9}|%[sd]|\{\d?\}"
 _PORT = re.compile(rf"(?i)(?:{_PORT_IS})(?:[/?#,;\\\"'`<>\s]|$)")
 _IPV6 = re.compile(r"\[[0-9A-Fa-f:.%]{2,60}\]")
+_LOGIN = re.compile(r"[^\s/:@]{1,64}:[^\s/@]{1,256}@")
 _HOST = re.compile(r"@(?=[\w\[{$<%])(?!sha256:)")
 
 
@@ -24,7 +25,11 @@ def passwords_in_urls(text: str) -> Iterator[tuple[int, int]]:
     for url in _BEGINS_URL.finditer(text) if "@" in text else ():
         scheme = text[max(0, url.start() - 9) : url.start()].lower() if url[1] else ""
         at = url.end()
-        if at < done or (url[2].count("/") < 2 and (not scheme[-2:].isalnum() or scheme.endswith("file"))):
+        slashes = url[2].count("/")
+        if at < done or (slashes < 2 and not scheme[-2:].isalnum()):
+            continue
+        is_file, is_login = scheme.endswith("file"), _LOGIN.match(text, at) is not None
+        if (slashes == 3 and (is_file or not is_login)) or (slashes == 1 and is_file and not is_login):  # it is a path
             continue
         if at > run and (whole := _URL.match(text, at)):
             last = text.rfind("@", at, run := whole.end())

@@ -157,6 +157,7 @@ LINES += [f"{each} {SECRET}" for each in ("passphrase", "apikey", "accessKey", "
 LINES += [f"client_secret {SECRET}==", f"api.key {SECRET}="]
 # and which nobody listed
 OTHERS = [
+    *(f"file:/u:{SECRET}@/tmp/x", f"/a/file:/u:{SECRET}@/tmp", f"s3:///u:{SECRET}@b/x"),
     *(f"bindpw={SECRET}", f"olcRootPW: {SECRET}", f"smtpPw={SECRET}", f"db_pw: {SECRET}"),
     *(str(["mysql", "-u", "x", f"-p{SECRET}"]), str(["sshpass", "-p", SECRET, "ssh"]), str(["docker", "login", "-p", SECRET])),
     *(f"log: password: {SECRET}", f"mysql -u root -p{SECRET} db", f"sshpass -p {SECRET} ssh h", f"run x --password {SECRET} y"),
