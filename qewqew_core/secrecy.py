@@ -27,7 +27,7 @@ _ABOUT = (
 )
 _NAME = re.compile(
     "(?:(?>passw(?:or[dt])?|passphrase|passcode|passkey|(?<!driver)(?<!executor)secret(?!ary)|(?<!max)token(?!iz)|jwt|credential|jaas"
-    "|authorization|connectionstring|signature|azuresas|serviceaccountjson(?!keyfile$)|keyfilecontent|pvtkey|fernetkey"
+    "|authorization|connectionstring|signature|azuresas|serviceaccountjson(?!keyfile$)|ssecustomerkey|keyfilecontent|pvtkey|fernetkey"
     "|(?:private|access|account|api|shared|storage|master|encryption|signing|service|hmac|license|cipher|auth|ssh|client|app|aes"
     f"|session|deploy|subscription)key)(?!{_ABOUT})|(?:(?<!com)(?<!by)(?<!sur)pass|pwd|auth|sas|sig|bearer|dsn|[mt]?otp|mfa|cookies?"
     "|creds?|(?:bind|root|db|user)pw|webhook(?:ur[il])?)(?:code|value|data|text|string)?$|secretid$|hmac$|authuserinfo$"
