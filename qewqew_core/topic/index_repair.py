@@ -23,14 +23,15 @@ _SURE, _LIKELY = 1 << 20, 2  # the weight of what has a checksum, and of what ha
 
 def whole_messages(files: Files, path: str, dialect: str, end: int) -> tuple[int, int | None]:
     """Where the last whole message of a block ends, at most ``end``, and the number of the next one, if there are any."""
-    at, following = 0, None
+    at, following, base = 0, None, zbus.base_of(os.path.basename(path))
     with Descriptors([files.open_to_read(path)]) as (fd,):
         size = min(files.size(fd), end)
         with contextlib.suppress(Corrupt):  # here no whole message begins
             while at < size:
                 head = files.read(fd, min(zbus.HEAD, size - at), at)
                 after, found = zbus.check_head(head, at, at, size, following, dialect, path)
-                if found < 0:
+                # The first one says where it is, and each has a time.
+                if found < 0 or not any(head) or (not at and zbus.stored_offset_at(head, 0) not in (base, 0)):
                     break
                 at, following = after, found + 1
     return at, following

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable
@@ -435,3 +436,18 @@ def test_blocks_that_an_old_log_and_index_do_not_know_are_kept_named_and_brought
             assert [message.body for message in reader.read_many(100)] == [b"%d" % number for number in range(20)]
         with topic.reader("r") as reader:
             assert [message.body for message in reader.read_many(100)][-8:] == [b"%d" % number for number in range(12, 20)]
+
+
+def test_zeros_in_the_place_of_a_block_are_no_messages(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    appended = [b"%d" % number * 30 for number in range(60)]
+    with Topic(path) as topic:
+        topic.append_many(appended)
+    (block,) = path.glob("data/*.zbus")
+    (path / "t.idx").rename(tmp_path / "x")
+    block.rename(path / "t.idx")
+    (tmp_path / "x").rename(block)
+    with contextlib.suppress(Corrupt):
+        repair_topic(path)
+        with Topic(path) as topic, topic.reader("r") as reader:
+            assert {message.body for message in reader.read_many(10_000)} <= {*appended}
