@@ -7,6 +7,7 @@ import json
 import os
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,14 +123,15 @@ def test_a_race_that_loses_a_record_fails(peer: str, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("work", ["lease", "filter_all", "filter_none"])
 def test_what_only_qewqew_can_do_is_measured_on_all_records(work: str, tmp_path: Path) -> None:
     peer = QewQew.name if work == "lease" else QewQewTopic.name
-    WORKS["put_many"](case(tmp_path, peer, "put_many"))
+    WORKS["put_many"](replace(case(tmp_path, peer, "put_many"), limit=600))  # all, however slow the disk is
     assert WORKS[work](case(tmp_path, peer, work))["records"] == 2_000
 
 
 def test_the_java_library_does_the_works_of_topics(tmp_path: Path) -> None:
     needs(ZbusJava.name)
     for work in ("put_many", "get_many", "filter_all", "filter_none"):
-        assert bench.run(case(tmp_path, ZbusJava.name, work)).get("records") == 2_000
+        one = replace(case(tmp_path, ZbusJava.name, work), limit=600)
+        assert bench.run(one).get("records") == 2_000
 
 
 @pytest.mark.parametrize("work", ["put", "put_commit", "put_many_commit", "get", "get_many", "open_first"])
