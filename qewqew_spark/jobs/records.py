@@ -97,7 +97,7 @@ class Records:
 
     def good(self, seen: Observation) -> DataFrame | None:
         """The records that decode. Reading them reports to ``seen`` how many records there are (`read`), how many `bad` ones, how
-        many have no value (`null`) in the fields that were given, and `unnamed`, if that is known.
+        many have no value (`null`) in the fields that were given, and `unnamed` or how many have `others`, if that is known.
         """
         if self.rows is None:
             return None
@@ -128,7 +128,7 @@ class Records:
         """
         unnamed, good = unnamed_in(counts), counts.get("read", 0) - counts.get("bad", 0)
         others = counts.get("others", 0) if unnamed is None else unnamed["records"]
-        if others and good == counts.get("null"):
+        if others and 0 < good == counts.get("null"):
             theirs = "others" if unnamed is None else ", ".join([*unnamed["fields"]][:SHOWN])
             said = f"no record has a value in a field of the schema ({', '.join(self.given[:SHOWN])}); they have {theirs}"
             raise BadArgument(f"the schema: {said}. No output was written; names must be equal, letter by letter")
@@ -256,7 +256,9 @@ def read(
             judged = load(place).select("*", parser.reason.alias("reason"), parser.parsed.alias("parsed"))
             return judged.withColumn("reason", F.coalesce("reason", more)).drop("parsed")
 
-        bad = lambda: _any(parser.bad("parsed"), unfit_of("parsed"))  # noqa: E731
+        def bad() -> Column:
+            return _any(parser.bad("parsed"), unfit_of("parsed"))
+
         return Records(batches, rows, bad, columns, judge, parser.located, given=given, has=has)
 
     if codec == "csv":
