@@ -106,9 +106,9 @@ class JsonCodec:
 
 @dataclass
 class Record:
-    """What is known of the record whose values are fitted; ``ascii``: it writes every other character as an escape."""
+    """The record whose values are fitted, as it is written."""
 
-    ascii: bool = False
+    written: bytes = b""
 
 
 class _Rows:
@@ -188,7 +188,7 @@ class _Rows:
         fitted: list[Any] = []
         for row, value in enumerate(values):
             number = self.numbers[row]
-            self._record.ascii = self._records[number].isascii()
+            self._record.written = self._records[number]
             try:
                 try:
                     found, misfit = fit_one(column.kind, column.fit, value, column.name)
@@ -460,7 +460,8 @@ def _binary(value: Any, record: Record) -> bytes:
         found += binascii.a2b_base64(four.group())
         at = four.end()
     rest = value[at:].lstrip(texts.JAVA_SPACE)
-    if _CUT.fullmatch(rest) or (_WIDE.match(rest) and not record.ascii):
+    wide = _WIDE.match(rest)
+    if _CUT.fullmatch(rest) or (wide and wide.group().encode(errors="surrogatepass") in record.written):  # not as an escape
         raise Lost
     if rest:
         raise ValueError(value)
