@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from qewqew_core import arguments
 from qewqew_core.batch import names, places
 from qewqew_core.disk.directories import is_being_made, led_to
-from qewqew_core.disk.files import DISK, Files
+from qewqew_core.disk.files import DISK
 from qewqew_core.disk.opening import opening
 from qewqew_core.disk.reserve import RESERVE, names_in
 from qewqew_core.errors import BadPath
@@ -37,16 +37,6 @@ OF_READER = {
     "reader": {".rdx": False, ".rdx.tmp": False, ".nak": False},
     "state": {LOG: False, LOG + ".tmp": False, LOCK: False, places.BATCHES: True, places.DEAD: True},
 }
-
-
-UNKNOWN = ".unknown"  # behind the name of a block that recovery has kept: neither log nor index knows it
-
-
-def unknown_blocks(files: Files, directory: str) -> list[str]:
-    """The paths of the blocks of a topic that recovery has kept, in their order."""
-    data = data_of(directory)
-    names = [name for name in files.list(data) if name.endswith(UNKNOWN)]
-    return [os.path.join(data, name) for name in sorted(names) if zbus.base_of(name.removesuffix(UNKNOWN)) is not None]
 
 
 def check_topic_path(path: str | os.PathLike[str]) -> str:

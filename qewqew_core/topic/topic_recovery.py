@@ -38,7 +38,7 @@ from qewqew_core.limits import LIMITS, now_ms
 from qewqew_core.topic import topic_log, witness
 from qewqew_core.topic.blocks import Blocks
 from qewqew_core.topic.topic_log import Replayed
-from qewqew_core.topic.topic_paths import DIRECTORIES, LOG, UNKNOWN, stem_of
+from qewqew_core.topic.topic_paths import DIRECTORIES, LOG, stem_of
 from qewqew_core.topic.topic_state import Block, Redo, TopicState
 from qewqew_core.topic.view import View
 
@@ -69,6 +69,7 @@ def _recover(blocks: Blocks, dialect: str | None, resolve: Resolving, log_fd: De
     if found is None or not ours:
         state = _adopt(blocks, index, found, dialect)
     else:
+        _check_age(blocks, found.state)
         if dialect is not None and dialect != found.state.dialect:
             raise BadArgument(f"the topic {blocks.directory} is in dialect {found.state.dialect}, not {dialect}")
         state = found.state if closed else _redo(blocks, found)
@@ -357,6 +358,21 @@ def _holds(blocks: Blocks, redo: Redo) -> bool:
     return crc == redo.crc
 
 
+def _check_age(blocks: Blocks, state: TopicState) -> None:
+    """Raise `Corrupt` if a block behind the last one has its checksums. It gets them when the log that knows it is on disk, so
+    log and index are older: what they do not know would be removed.
+    """
+    end = state.last.base + state.last.end
+    for name in blocks.files.list(blocks.data):
+        base = zbus.base_of(f"{name.removesuffix('.sums')}.zbus") if name.endswith(".sums") else None
+        if base is not None and base >= end:
+            raise Corrupt(
+                f"the log and the index are older than the blocks: they end at {end:,}, and {name} was committed behind that. "
+                "Was an old copy restored? Nothing was changed; restore the latest ones, or all files from the same time",
+                path=blocks.log_path,
+            )
+
+
 # Step 5
 
 
@@ -365,8 +381,7 @@ def _remove_strays(blocks: Blocks, state: TopicState, ours: bool) -> None:
     being made, here or by a repair, when its maker was killed.
 
     A block behind the last that a zbus server left (it syncs nothing: a power cut may have taken the index back) is kept
-    aside, as NAME.unknown. So are all of ours if one has checksums, which it gets after the log knows it: then log and index are
-    old copies.
+    aside, as NAME.unknown.
     """
     files = blocks.files
     blocks.cut(state.last)  # first: it may refuse
@@ -375,10 +390,8 @@ def _remove_strays(blocks: Blocks, state: TopicState, ours: bool) -> None:
     first = next((block.base for block in (*state.full, state.last) if block.block == state.start), None)
     if first is None:
         first = blocks.entry(state.start).base
-    sure, names = False, files.list(blocks.data)
-    sums = [zbus.base_of(f"{name.removesuffix('.sums')}.zbus") for name in names if name.endswith(".sums")]
-    is_old = not ours or any(base is not None and base >= state.last.base + state.last.end for base in sums)
-    for name in names:
+    sure = False
+    for name in files.list(blocks.data):
         number, _, kind = name.partition(".")
         base = zbus.base_of(f"{number}.zbus")
         if kind in ("zbus", "sums", "sums.tmp") and base is not None:
@@ -388,9 +401,9 @@ def _remove_strays(blocks: Blocks, state: TopicState, ours: bool) -> None:
             if first <= base < end and kind != "sums.tmp":
                 continue
             path = os.path.join(blocks.data, name)
-            if is_old and kind == "zbus" and base >= end and blocks.size(name):
+            if not ours and kind == "zbus" and base >= end and blocks.size(name):
                 _logger.warning("%s: the index does not know this block; it is kept as %s.unknown", path, name)
-                files.rename(path, path + UNKNOWN)
+                files.rename(path, path + ".unknown")
             else:
                 files.unlink(path)
 

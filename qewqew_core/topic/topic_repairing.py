@@ -362,26 +362,6 @@ class _Repair:
         log.close()
 
 
-def _bring_back(files: Files, path: str) -> Damage | None:
-    """Let the blocks that recovery has kept be blocks again, as far as they follow the last one without a gap."""
-    data = topic_paths.data_of(path)
-    bases = {base for base in map(zbus.base_of, files.list(data)) if base is not None}
-    if not bases:
-        return None
-    first, end = None, max(bases)
-    end += files.status(os.path.join(data, zbus.block_name(end))).st_size
-    for kept in topic_paths.unknown_blocks(files, path):
-        name = os.path.basename(kept).removesuffix(topic_paths.UNKNOWN)
-        if zbus.base_of(name) == end:
-            end += files.status(kept).st_size
-            files.rename(kept, os.path.join(data, name))
-            first = first or os.path.join(data, name)
-    if first is None:
-        return None
-    files.sync_directory(data)
-    return Damage(first, 0, None, 0, "log and index did not know this block and what follows it: they are old copies")
-
-
 def repair_topic(
     path: str | os.PathLike[str],
     *,
@@ -422,9 +402,8 @@ def _repair(files: Files, full: str, dialect: Literal["A", "B", "C"] | None, tim
     try:
         if files.exists(log_path) and not witness.is_in(files, held.fd):
             witness.write(files, held.fd, log_path)  # once the log is set aside, nobody must take this for a server's topic
-        back = _bring_back(files, full)
         repair = _Repair(files, full, None if dialect is None else zbus.check_dialect(dialect))
-        problem = problem or back or repair.index_problem()
+        problem = problem or repair.index_problem()
         if problem is not None:
             repair.blocks()
             repair.place_readers()

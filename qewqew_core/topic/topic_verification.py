@@ -15,7 +15,7 @@ from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD
 from qewqew_core.topic import block_sums, reader_files, reader_inspection
 from qewqew_core.topic.topic_inspection import names_in_use, strangers
-from qewqew_core.topic.topic_paths import rdx_of, stem_of, unknown_blocks
+from qewqew_core.topic.topic_paths import rdx_of, stem_of
 from qewqew_core.topic.view import View
 
 
@@ -50,8 +50,6 @@ def verify(files: Files, view: View, progress: Callable[[int, int], None] | None
         report.note_strange(reader_files.strangers(files, view.directory, name), rdx, "reader")
         if reader_files.stranger(files, view.directory, name) is None:
             _verify_reader(files, view, name, report)
-    for path in unknown_blocks(files, view.directory):
-        report.problems.append(f"{path}: neither log nor index knows this block; `qewqew repair` looks whether it belongs here")
     for name in reader_inspection.without_rdx(files, view.directory):
         report.problems.append(str(reader_inspection.missing_rdx(rdx_of(view.directory, name))))
     return report
