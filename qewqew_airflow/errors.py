@@ -10,8 +10,6 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 
 from qewqew_core import BadArgument, BadManifest, BadPath, Corrupt, QewQewError, RecordTooLarge
 from qewqew_core.batch import damage_met
-from qewqew_core.errors import JavaNotFound as JavaNotFound
-from qewqew_core.errors import SparkSubmitNotFound as SparkSubmitNotFound
 from qewqew_core.tools import listing
 
 

@@ -16,6 +16,7 @@ from qewqew_core import arguments
 from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.arrow import table_of
 from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.batch.manifest import Manifest
 from qewqew_core.batch.publishing import publish
 from qewqew_core.clock import Clock
 from qewqew_core.disk.descriptors import NotCopied
@@ -99,10 +100,13 @@ class Batch(NotCopied):
 
     def _records(self) -> Iterator[bytes | Message]:
         with self._reading() as directory:
-            body = manifest.load_of(directory, self.id, self.records, self.bytes, self.made)
+            body = self._manifest(directory)
             for segment in body.segments:
                 for records in segments.read_records(directory, body, segment):
                     yield from records
+
+    def _manifest(self, directory: str) -> Manifest:
+        return manifest.load_of(directory, self.id, self.records, self.bytes, self.made)
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[str]:
@@ -151,7 +155,7 @@ class Batch(NotCopied):
         gone. Who gives ``manifest_path`` to another program looks before.
         """
         with self._reading() as directory:
-            manifest.load_of(directory, self.id, self.records, self.bytes, self.made)
+            self._manifest(directory)
 
     def publish(
         self,
@@ -166,7 +170,7 @@ class Batch(NotCopied):
         The batch itself does not change: acknowledge it when the work on the copy is done. Raises `BatchExpired` too.
         """
         with self._reading() as directory:
-            manifest.load_of(directory, self.id, self.records, self.bytes, self.made)
+            self._manifest(directory)
             return publish(directory, url, name=name, options=options, progress=progress)
 
     def __len__(self) -> int:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from qewqew_core.batch.batch import Batch
 
 BATCHES, DEAD, DAMAGED = ".batches", ".dead", ".damaged"  # what the names of these directories end with
-_ON_ITS_WAY = ".moving"
+_ON_ITS_WAY = ".moving"  # behind the name of a directory of a batch that a repair moves home
 # In them, in NAME.lease and in NAME.spill: manifests, blocks of topics, what sessions have put; chunks, behind a queue's name
 _OURS, _CHUNK = re.compile(r"manifest[.]json([.]tmp)?|[0-9]{20}[.]zbus|[0-9]+[.][0-9]+"), re.compile("[1-9][0-9]{0,4}")
 
@@ -67,6 +67,8 @@ def bring_home(files: Files, path: str, batches: Iterable[BatchState]) -> list[t
             del moves[home]
     for directory in moves.values():  # a kill in between leaves directories that the next one finds here
         files.rename(directory, directory + _ON_ITS_WAY)
+    for home in {os.path.dirname(directory) for directory in moves.values()}:
+        files.sync_directory(home)
     for home, directory in moves.items():
         make_home(files, path, os.path.dirname(home).removeprefix(path))
         files.rename(directory + _ON_ITS_WAY, home)

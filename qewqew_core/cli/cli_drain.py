@@ -13,7 +13,7 @@ import typer
 
 from qewqew_core.batch.store import store_of
 from qewqew_core.cli import terminal
-from qewqew_core.cli.targets import Json
+from qewqew_core.cli.targets import Json, pairs
 from qewqew_core.cli.texts import counted
 from qewqew_core.references import refuse_in_clear
 from qewqew_core.secrecy import hide
@@ -60,7 +60,7 @@ def drain(
     and all others are committed.
     """
     store_of(prefix)
-    refuse_in_clear("--conf", dict(_setting(text) for text in conf or ()))
+    refuse_in_clear("--conf", pairs("--conf", conf))
     refuse_in_clear("--", {f"argument {number}": text for number, text in enumerate(spark or (), 1)}, "name a file that has it")
     if spark and not spark[0].startswith("-"):
         raise typer.BadParameter(f"unexpected argument {spark[0]!r}; options of spark-submit come after --")
@@ -85,13 +85,6 @@ def drain(
         terminal.say("done; the driver has the result")
     if status:
         raise typer.Exit(status if status in PASSED_ON else terminal.FAILED)
-
-
-def _setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise typer.BadParameter("a setting must be NAME=VALUE")
-    return name, value
 
 
 def _each(option: str, values: list[str] | None) -> list[str]:

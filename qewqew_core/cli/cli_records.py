@@ -30,6 +30,7 @@ from qewqew_core.cli.targets import (
     group,
     nothing,
     only_for,
+    pairs,
     to_fill,
 )
 from qewqew_core.cli.texts import counted
@@ -137,12 +138,7 @@ def _commits(bodies: Iterator[bytes], size: int) -> Iterator[Iterator[bytes]]:
 
 def _reading(file: str | None, format: str | None, option: list[str] | None) -> Reading | None:
     """How records are read; None: as lines, which is what a file is whose name does not say anything else."""
-    options: dict[str, str] = {}
-    for each in option or []:
-        name, sign, value = each.partition("=")
-        if not sign:
-            raise typer.BadParameter(f"--option must be NAME=VALUE, such as delimiter=';', not {each!r}")
-        options[name] = value
+    options = pairs("--option", option)
     reading = Reading.of(options | ({} if format is None else {"format": format}))
     if options or format is not None or (file is not None and tells_format(file)):
         reading.format_of(file or "-")

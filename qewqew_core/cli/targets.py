@@ -80,16 +80,17 @@ StoreOptions = Annotated[
 
 def store_options(given: list[str] | None) -> dict[str, str]:
     """Raises `BadArgument` for a secret."""
-    options = dict(map(_option, given or ()))
+    options = pairs("--option", given)
     refuse_in_clear("--option", options)
     return options
 
 
-def _option(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise typer.BadParameter("an option must be NAME=VALUE")
-    return name, value
+def pairs(option: str, given: list[str] | None) -> dict[str, str]:
+    """What was given as NAME=VALUE. The error does not repeat it: it may be a secret."""
+    found = [text.partition("=") for text in given or ()]
+    if not all(name and equals for name, equals, _ in found):
+        raise typer.BadParameter(f"{option} must be NAME=VALUE")
+    return {name: value for name, _, value in found}
 
 
 # What is there

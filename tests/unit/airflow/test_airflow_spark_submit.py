@@ -20,13 +20,14 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 from airflow.sdk import ObjectStoragePath
 from airflow_version import HAS_RETRY_POLICIES, needs_retry_policies
 
-from qewqew_airflow.errors import JavaNotFound, LeaseLost, SparkJobFailed, SparkSubmitNotFound
+from qewqew_airflow.errors import LeaseLost, SparkJobFailed
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.operators.batch import LeasedBatch, is_last_try, lease
 from qewqew_airflow.operators.spark_job import check_job, job_arguments, last_error, read_result, ui_of
 from qewqew_airflow.operators.spark_submit import QewQewSparkSubmitOperator
 from qewqew_airflow.shared.source import Source
 from qewqew_core import BadArgument, BadPath, Batch, Queue, Topic
+from qewqew_core.errors import JavaNotFound, SparkSubmitNotFound
 from qewqew_core.tools import marker
 from qewqew_core.tools.spark import check_java, find_spark_submit, ready_made_job
 from qewqew_spark.jobs.batch import arguments

@@ -108,7 +108,7 @@ def test_what_the_job_says_is_passed_on_and_what_spark_says_only_if_that_is_all(
         (["s3://user:hushhush@lake/batches"], "the s3 URL contains a password"),
         (["/batches", "--conf", "spark.hadoop.fs.s3a.secret.key=hushhush"], "in clear text"),
         (["/batches", "--", "--conf", "spark.hadoop.fs.s3a.secret.key=hushhush"], "in clear text"),
-        (["/batches", "--conf", "spark.a"], "a setting must be NAME=VALUE"),
+        (["/batches", "--conf", "spark.a"], "--conf must be NAME=VALUE"),
         (["/batches", "/more"], "unexpected argument"),
         (["/batches", "--max-bad-records", "-1"], "--max-bad-records"),
     ],

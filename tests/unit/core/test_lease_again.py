@@ -17,6 +17,7 @@ from damage import flip
 
 from qewqew_core import BadPath, BatchExpired, Corrupt, Queue, Topic, repair, repair_topic
 from qewqew_core.batch import manifest
+from qewqew_core.disk.files import Files
 from qewqew_core.formats import chunk
 
 PLANTS: dict[str, Callable[[Path, Path], object]] = {
@@ -371,3 +372,41 @@ def test_bytes_before_the_records_of_a_batch_are_nobodys(tmp_path: Path) -> None
     flip(file, segment.start - 3)
     with Queue(path) as queue:
         assert [queue.get() for _ in range(6)] == [*records[4:], b"last"]
+
+
+@pytest.mark.parametrize("kind", ["queue", "topic"])
+def test_a_repair_that_is_stopped_while_batches_go_home_is_finished_by_the_next(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    fill(kind, whole / "store")
+    with a_store(kind, whole / "store") as leasing:
+        batches = [leasing.lease("first", max_records=1), leasing.lease("second")]
+    one, two = (Path(batch.manifest_path).parent for batch in batches)
+    one.rename(tmp_path / "kept")
+    two.rename(one)
+    (tmp_path / "kept").rename(two)
+    rename = Files.rename
+    for stop in range(4):  # two steps for each of the two
+        shutil.copytree(whole, copy := tmp_path / f"copy{stop}")
+        done: list[str] = []
+
+        def stopped(self: Files, source: str, target: str, stop: int = stop, done: list[str] = done) -> None:
+            if source.endswith(".moving") or target.endswith(".moving"):
+                if len(done) == stop:
+                    raise KeyboardInterrupt
+                done.append(target)
+            rename(self, source, target)
+
+        mend = repair if kind == "queue" else repair_topic
+        with monkeypatch.context() as patch:
+            patch.setattr(Files, "rename", stopped)
+            with pytest.raises(KeyboardInterrupt):
+                mend(copy / "store")
+        assert len(done) == stop
+        with a_store(kind, copy / "store"):
+            pass  # an opening in between changes nothing of it
+        assert mend(copy / "store").damage
+        with a_store(kind, copy / "store") as leasing:
+            assert [list(leasing.lease(key)) for key in ("first", "second")] == [[b"a"], [b"b"]]

@@ -363,7 +363,7 @@ def test_the_command_hands_options_to_the_store(queue, batch, tmp_path):
     done = run("publish", tmp_path / "q", batch.id, "memory://x", "--option", "no_such=hush", "--option", "client={")
     assert (done.returncode, "option 'client' of the store begins like JSON" in done.stderr) == (2, True)
     done = run("publish", tmp_path / "q", batch.id, "memory://x", "--option", "=x")
-    assert (done.returncode, "an option must be NAME=VALUE" in done.stderr) == (2, True)
+    assert (done.returncode, "--option must be NAME=VALUE" in done.stderr) == (2, True)
 
 
 def test_the_command_fails_with_the_exit_codes_of_all_commands(queue, batch, tmp_path):
