@@ -147,7 +147,7 @@ class Decision:
     def _look_behind(self, state: State, header: int, dropped: set[int]) -> None:
         """Keep records that are in the files and not in the log: it has lost its end, or another program has put them."""
         last, current, seen = state.last, header, {*state.chain, *dropped}
-        if last is not None and last.id in self._plan.ids and not self._is_anothers(last.id, state):
+        if last is not None and last.id in self._plan.ids and not self._is_anothers(last, state):
             path = self._plan.chunk_path(last.id)
             disk = read_pointers(self._files, path)
             stored = last.stored or disk[1:]
@@ -166,17 +166,21 @@ class Decision:
             self._plan.moves.append(path)
             current = read_pointers(self._files, path).next
 
-    def _is_anothers(self, chunk_id: int, state: State) -> bool:
-        """Whether a chunk's file has the records of another chunk, or of a batch: somebody has exchanged files."""
-        with Descriptors([self._files.open_to_read(self._plan.chunk_path(chunk_id))]) as (fd,):
-            for other in (*state.chain.values(), *(part for batch in state.batches.values() for part in batch.chunks)):
-                if other.id != chunk_id and other.pieces:
-                    end, _, crc = other.piece_end(0)
-                    start = other.pieces[0].offset
-                    data = self._files.read(fd, end - start, start)
-                    if len(data) == end - start and crc32(data, other.pieces[0].crc) == crc:
-                        return True
-        return False
+    def _is_anothers(self, mine: Chunk, state: State) -> bool:
+        """Whether a chunk's file has the first records of another chunk, or of a batch, and not its own: somebody has exchanged
+        files.
+        """
+        with Descriptors([self._files.open_to_read(self._plan.chunk_path(mine.id))]) as (fd,):
+
+            def is_of(some: Chunk) -> bool:
+                if not some.pieces:
+                    return False
+                (start, _, before, *_), (end, _, crc) = some.pieces[0], some.piece_end(0)
+                data = self._files.read(fd, end - start, start)
+                return len(data) == end - start and crc32(data, before) == crc
+
+            others = (*state.chain.values(), *(part for batch in state.batches.values() for part in batch.chunks))
+            return not is_of(mine) and any(map(is_of, others))
 
     def _is_logged(self, chunk_id: int, start: int, end: int) -> bool:
         """Whether what is there in the file of a chunk is what the log carries: then nobody else has put it."""
